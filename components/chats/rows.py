@@ -1,0 +1,46 @@
+"""JSONL shards of chats.
+
+A prompt row is ``{id, category, conversations: [{role, content}]}``, ending on a user turn. A regenerated row adds
+``prompt_token_ids``, ``token_ids`` (the answer's ids, as vLLM produced them, stop token included when it was
+produced), ``text``, ``reasoning`` (or null), ``finish_reason`` (``stop`` or ``length``), ``sampling`` and ``seed``.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from components.contract.errors import UserError
+
+Row = dict[str, Any]
+
+
+def read_rows(folder: Path) -> Iterator[Row]:
+    """Yield the rows of every ``*.jsonl`` file in ``folder``, in file order; a torn line is an error that names it."""
+    for path in sorted(folder.glob("*.jsonl")):
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise UserError(f"{path}:{number}: not a JSON row; the file is torn or not JSONL") from error
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> int:
+    """Write one shard; return the number of rows."""
+    count = 0
+    with path.open("w", encoding="utf-8") as lines:
+        for row in rows:
+            lines.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+            count += 1
+    return count
+
+
+def is_held_out(row_id: str, fraction: float) -> bool:
+    """Say whether a row belongs to the held-out split: by hash of its id, so every stage agrees.
+
+    ``fraction`` is the expected share of held-out rows, 0 to 1.
+    """
+    import hashlib
+
+    return int(hashlib.sha256(f"held-out:{row_id}".encode()).hexdigest()[:8], 16) < fraction * 2**32

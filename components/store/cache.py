@@ -1,0 +1,91 @@
+"""Local, verified copies of artifacts, fetched once and memory-mapped from there.
+
+``<home>/cache/blobs/<sha256>`` holds each file once; ``<home>/cache/views/<manifest sha256>/`` hard-links them under
+the artifact's own names. Oldest views go first when the cache outgrows ``QDFLASH_CACHE_GB`` (default 200).
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from components.contract.digest import file_sha256
+from components.contract.errors import UserError
+from components.store.artifact import Artifact
+
+
+def home() -> Path:
+    """The state folder: ``QDFLASH_HOME``, else ``.qdflash`` in the current folder."""
+    return Path(os.environ.get("QDFLASH_HOME", ".qdflash")).absolute()
+
+
+def fetch(artifact: Artifact) -> Path:
+    """Return a local folder with the artifact's files, downloaded and verified where not cached yet.
+
+    Raises :class:`UserError` naming the file when the store's bytes are not those of the manifest.
+    """
+    root = home() / "cache"
+    name = hashlib.sha256(json.dumps(artifact.manifest, sort_keys=True).encode()).hexdigest()
+    view = root / "views" / name
+    if view.exists():
+        os.utime(view)
+        return view
+    _make_room(root, sum(entry["size"] for entry in artifact.files))
+    building = view.with_name(f".{name}-{uuid.uuid4().hex[:8]}")
+    try:
+        for entry in artifact.files:
+            blob = _blob(root, artifact, entry)
+            target = building / entry["path"]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(blob, target)
+        building.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(building, view)
+        except OSError:
+            if not view.exists():
+                raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return view
+
+
+def _blob(root: Path, artifact: Artifact, entry: dict) -> Path:
+    blob = root / "blobs" / entry["sha256"]
+    if blob.exists() and blob.stat().st_size == entry["size"]:
+        return blob
+    key = artifact.key(entry["path"])
+    temporary = blob.with_name(f".{blob.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        if artifact.store.size(key) is None:
+            raise UserError(f"artifact {artifact.uri}: file {entry['path']} is missing from the store; {_REMEDY}")
+        artifact.store.download(key, temporary)
+        if temporary.stat().st_size != entry["size"] or file_sha256(temporary) != entry["sha256"]:
+            raise UserError(f"artifact {artifact.uri}: file {entry['path']} is corrupted (sha256 differs); {_REMEDY}")
+        temporary.chmod(0o444)
+        os.replace(temporary, blob)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return blob
+
+
+_REMEDY = "see qdflash artifacts verify, then remove it (qdflash artifacts rm) and run again"
+
+
+def _make_room(root: Path, incoming: int) -> None:
+    limit = float(os.environ.get("QDFLASH_CACHE_GB", "200")) * 1e9
+    blobs = root / "blobs"
+    blobs.mkdir(parents=True, exist_ok=True)
+    (root / "views").mkdir(exist_ok=True)
+    held = sum(path.stat().st_size for path in blobs.iterdir())
+    views = sorted((path for path in (root / "views").iterdir()), key=lambda path: path.stat().st_mtime)
+    for view in views:
+        if held + incoming <= limit:
+            break
+        shutil.rmtree(view, ignore_errors=True)
+        for blob in list(blobs.iterdir()):
+            status = blob.stat()
+            if status.st_nlink == 1:
+                blob.unlink()
+                held -= status.st_size

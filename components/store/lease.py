@@ -1,0 +1,127 @@
+"""A lease on one digest's work in progress, so that two processes do not share it.
+
+The lease is one object, made by conditional put and renewed by a heartbeat thread. It is taken over when its holder is
+known to be dead (same host, no such process) or when its beat has not moved for ``TTL_SECONDS`` of our own clock.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from components.contract.errors import TransientError
+from components.store.backend import Store
+
+TTL_SECONDS = 60.0
+BEAT_SECONDS = 10.0
+POLL_SECONDS = 1.0
+
+
+class Lease:
+    """Held between :meth:`acquire` and :meth:`release`; :attr:`lost` is set when another process took it."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = store, key
+        self._owner = uuid.uuid4().hex
+        self._beat = 0
+        self._data = b""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.lost = threading.Event()
+
+    def acquire(self, finished: Callable[[], bool], waiting: Callable[[dict[str, Any]], None]) -> bool:
+        """Block until the lease is ours (True) or ``finished()`` says the work is done elsewhere (False).
+
+        ``waiting(holder)`` is called once when another live process holds the lease.
+        """
+        seen, since, told = b"", time.monotonic(), False
+        while not finished():
+            mine = self._document()
+            if self._store.create(self._key, mine):
+                return self._hold(mine)
+            held = self._store.read(self._key)
+            if held is None:
+                continue
+            if held != seen:
+                seen, since = held, time.monotonic()
+            if _is_dead(held) or time.monotonic() - since > TTL_SECONDS:
+                if self._store.replace(self._key, held, mine):
+                    return self._hold(mine)
+                continue
+            if not told:
+                waiting(json.loads(held))
+                told = True
+            time.sleep(POLL_SECONDS)
+        return False
+
+    def release(self) -> None:
+        """Stop the heartbeat and give the lease back."""
+        self._stop.set()
+        if self._thread:
+            self._thread.join()
+        if not self.lost.is_set() and self._store.read(self._key) == self._data:
+            self._store.delete(self._key)
+
+    def check(self) -> None:
+        """Raise :class:`TransientError` when the lease was lost."""
+        if self.lost.is_set():
+            raise TransientError(f"{self._store.uri(self._key)}: another process took over this work; run again")
+
+    def _hold(self, data: bytes) -> bool:
+        self._data = data
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+        return True
+
+    def _renew(self) -> None:
+        while not self._stop.wait(BEAT_SECONDS):
+            self._beat += 1
+            data = self._document()
+            try:
+                renewed = self._store.replace(self._key, self._data, data)
+            except TransientError:
+                continue
+            if not renewed:
+                self.lost.set()
+                return
+            self._data = data
+
+    def _document(self) -> bytes:
+        pid = os.getpid()
+        document = {
+            "owner": self._owner,
+            "host": socket.gethostname(),
+            "boot": _boot_id(),
+            "pid": pid,
+            "started": _process_start(pid),
+            "beat": self._beat,
+        }
+        return json.dumps(document).encode()
+
+
+def _is_dead(data: bytes) -> bool:
+    holder = json.loads(data)
+    if holder["host"] != socket.gethostname() or holder["boot"] != _boot_id():
+        return False
+    return _process_start(holder["pid"]) != holder["started"]
+
+
+def _process_start(pid: int) -> str | None:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

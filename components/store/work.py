@@ -1,0 +1,82 @@
+"""Work in progress of one digest: small committed parts that outlive the process that made them.
+
+Parts live under ``_work/<stage>/<digest>/``. A part is one object, or a folder whose index object is put last; either
+way it is there whole or not at all.
+"""
+
+import json
+import shutil
+import uuid
+from pathlib import Path
+
+from components.contract.digest import file_sha256
+from components.store.backend import Store
+
+
+class Work:
+    """Parts by name. Names may hold slashes; ``names(prefix)`` lists them in order."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store, self.prefix = store, prefix
+
+    def put(self, name: str, data: bytes) -> None:
+        """Store a part's bytes, replacing an earlier part of that name."""
+        self._store.write(f"{self.prefix}/parts/{name}", data)
+
+    def get(self, name: str) -> bytes | None:
+        """Return a part's bytes, or None."""
+        return self._store.read(f"{self.prefix}/parts/{name}")
+
+    def names(self, prefix: str = "") -> list[str]:
+        """List the parts whose name starts with ``prefix``, sorted."""
+        cut = len(f"{self.prefix}/parts/")
+        names = [key[cut:] for key in self._store.keys(f"{self.prefix}/parts")]
+        return [name for name in names if name.startswith(prefix)]
+
+    def put_folder(self, name: str, folder: Path) -> None:
+        """Store a folder of files (a checkpoint); visible only once all of it is there."""
+        copy = f"{self.prefix}/folders/{name}/{uuid.uuid4().hex[:12]}"
+        files = []
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            relative = path.relative_to(folder).as_posix()
+            self._store.upload(path, f"{copy}/{relative}")
+            files.append({"path": relative, "size": path.stat().st_size, "sha256": file_sha256(path)})
+        previous = self._index(name)
+        self._store.write(self._index_key(name), json.dumps({"copy": copy, "files": files}).encode())
+        if previous:
+            self._store.delete(previous["copy"])
+
+    def folders(self) -> list[str]:
+        """List the names of the whole folders, sorted."""
+        cut = len(f"{self.prefix}/index/")
+        return [key[cut:-5] for key in self._store.keys(f"{self.prefix}/index")]
+
+    def get_folder(self, name: str, folder: Path) -> bool:
+        """Fetch a folder; return False when there is none or its bytes are not what was stored."""
+        index = self._index(name)
+        if index is None:
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+        for entry in index["files"]:
+            self._store.download(f"{index['copy']}/{entry['path']}", folder / entry["path"])
+            if file_sha256(folder / entry["path"]) != entry["sha256"]:
+                return False
+        return True
+
+    def delete_folder(self, name: str) -> None:
+        """Remove a folder: first its index, then its files."""
+        index = self._index(name)
+        if index:
+            self._store.delete(self._index_key(name))
+            self._store.delete(index["copy"])
+
+    def clear(self) -> None:
+        """Remove everything of this digest's work."""
+        self._store.delete(self.prefix)
+
+    def _index_key(self, name: str) -> str:
+        return f"{self.prefix}/index/{name}.json"
+
+    def _index(self, name: str) -> dict | None:
+        data = self._store.read(self._index_key(name))
+        return None if data is None else json.loads(data)
