@@ -46,6 +46,10 @@ class Input:
             return self._fetch_file()
         return cache.fetch(self.artifact)
 
+    def file(self, path: str) -> Path:
+        """A local, verified copy of one of the artifact's files; its name is not kept."""
+        return cache.fetch_file(self.artifact, path)
+
     @cached_property
     def artifact(self) -> Artifact:
         """The committed artifact with its manifest."""

@@ -51,6 +51,16 @@ def fetch(artifact: Artifact) -> Path:
     return view
 
 
+def fetch_file(artifact: Artifact, path: str) -> Path:
+    """Return a local, verified copy of one of the artifact's files, without fetching the others."""
+    for entry in artifact.files:
+        if entry["path"] == path:
+            root = home() / "cache"
+            _make_room(root, entry["size"])
+            return _blob(root, artifact, entry)
+    raise UserError(f"artifact {artifact.uri}: has no file {path}")
+
+
 def _blob(root: Path, artifact: Artifact, entry: dict) -> Path:
     blob = root / "blobs" / entry["sha256"]
     if blob.exists() and blob.stat().st_size == entry["size"]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from components.contract.errors import TransientError
 from components.store.backend import Store
+from components.store.process import start_time
 
 TTL_SECONDS = 60.0
 BEAT_SECONDS = 10.0
@@ -97,7 +98,7 @@ class Lease:
             "host": socket.gethostname(),
             "boot": _boot_id(),
             "pid": pid,
-            "started": _process_start(pid),
+            "started": start_time(pid),
             "beat": self._beat,
         }
         return json.dumps(document).encode()
@@ -107,16 +108,7 @@ def _is_dead(data: bytes) -> bool:
     holder = json.loads(data)
     if holder["host"] != socket.gethostname() or holder["boot"] != _boot_id():
         return False
-    return _process_start(holder["pid"]) != holder["started"]
-
-
-def _process_start(pid: int) -> str | None:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            fields = stat.read().rsplit(")", 1)[1].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
+    return start_time(holder["pid"]) != holder["started"]
 
 
 def _boot_id() -> str:

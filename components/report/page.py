@@ -1,0 +1,177 @@
+"""Fill the page's template from the tasks' records."""
+
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+
+from components.report import plots
+from components.report.collect import TaskRecord
+
+Tasks = dict[str, TaskRecord]
+COLUMNS = {"measure_baseline": "BF16 baseline", "measure_target": "W4A16 target", "measure_pair": "target + drafter"}
+
+
+def render(title: str, tasks: Tasks, samples: int) -> tuple[str, list[str]]:
+    """Return the HTML and the names of the sections it has."""
+    sections = {
+        "verdict": _of_stage(tasks, "gate"),
+        "comparison": comparison(tasks),
+        "notes": notes(tasks),
+        "figures": figures(tasks),
+        "training": training(tasks),
+        "samples": side_by_side(tasks, samples),
+        "lineage": list(tasks.values()),
+    }
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    template = environment.from_string(files("components.report").joinpath("page.html.jinja").read_text("utf-8"))
+    measured = next((task for name, task in tasks.items() if name in COLUMNS), None)
+    machine = measured.get("machine") if measured else None
+    html = template.render(title=title, columns=list(_measures(tasks)), machine=machine or {}, **sections)
+    return html, [name for name, content in sections.items() if content]
+
+
+def comparison(tasks: Tasks) -> list[dict[str, Any]]:
+    """Rows ``{metric, cells}`` of the headline table, one cell per measured variant."""
+    measured = list(_measures(tasks).values())
+    rows = []
+    for quality in _keys(measured, "quality"):
+        rows.append({"metric": f"{quality} (score)", "cells": [_score(task.get(f"quality.{quality}")) for task in measured]})
+    if any(task.get("acceptance_length") for task in measured):
+        rows.append(
+            {"metric": "acceptance length", "cells": [_interval(task.get("acceptance_length"), "value") for task in measured]}
+        )
+    for regime in _keys(measured, "latency"):
+        rows.append(
+            {
+                "metric": f"latency {regime} (ms, median)",
+                "cells": [_interval(task.get(f"latency.{regime}"), "median_ms") for task in measured],
+            }
+        )
+    if any(task.get("parity") for task in measured):
+        rows.append({"metric": "greedy parity with the target alone", "cells": [_parity(task.get("parity")) for task in measured]})
+    return rows
+
+
+def notes(tasks: Tasks) -> list[str]:
+    """What a reader must know before quoting a figure of this run."""
+    found = []
+    if any((task.get("machine") or {}).get("device") == "cpu" for task in _measures(tasks).values()):
+        found.append(
+            "Measured on a CPU. Verifying a block of K + 1 tokens costs a CPU about K + 1 single steps, so speculation is "
+            "slower here than none; acceptance lengths and parity carry over to a GPU, latencies do not."
+        )
+    for task in tasks.values():
+        if task.stage == "model" and (task.config.get("source") or {}).get("kind") == "wheel":
+            found.append(
+                "The teacher is a dequantised Q4_1 file, already on a 4-bit grid of its own; the gap between plain rounding "
+                "and QAD is therefore not the paper's."
+            )
+    return found
+
+
+def training(tasks: Tasks) -> list[dict[str, Any]]:
+    """Rows ``{what, value}`` on QAD and the two drafter stages."""
+    rows = []
+    for task in tasks.values():
+        if task.stage == "qad":
+            rows.append({"what": f"{task.name}: held-out KL to the teacher", "value": f"{_number(task.get('kl_before'))} → {_number(task.get('kl_after'))}"})
+            rows.append({"what": f"{task.name}: share of codes changed", "value": _number(task.get("codes_changed"))})
+        if task.stage == "drafter":
+            for kind, value in (task.get("accept_length") or {}).items():
+                rows.append({"what": f"{task.name}: held-out accept-length, {kind}", "value": _interval(value, "value")})
+    return rows
+
+
+def figures(tasks: Tasks) -> list[str]:
+    """Every SVG that the run has data for."""
+    drawn = []
+    for task in tasks.values():
+        if task.stage == "qad" and task.curve:
+            drawn.append(_curve(task, "QAD: loss", "KL (nats)", ["loss"]))
+            drawn.append(_curve(task, "QAD: held-out KL to the teacher", "KL (nats)", ["kl"]))
+        if task.stage == "drafter" and task.curve:
+            drawn.append(_curve(task, f"{task.name}: loss", "cross entropy (nats)", ["loss"]))
+            drawn.append(_curve(task, f"{task.name}: held-out accept-length", "tokens", ["accept_length"]))
+    measured = _measures(tasks)
+    per_position = {
+        name: (list(range(1, len(values) + 1)), values)
+        for task in measured.values()
+        for name, values in (
+            ("drafter", task.get("acceptance_length.per_position")),
+            ("bigram", task.get("acceptance_length.bigram.per_position")),
+        )
+        if values
+    }
+    if per_position:
+        drawn.append(plots.lines("Acceptance per position", "position in the block", "share accepted", per_position))
+    regimes = _keys(list(measured.values()), "latency")
+    if regimes:
+        groups = {
+            label: [
+                (entry["median_ms"], entry["low"], entry["high"])
+                for entry in (task.get(f"latency.{regime}") for regime in regimes)
+                if entry
+            ]
+            for label, task in measured.items()
+        }
+        drawn.append(plots.bars("Latency, batch 1", "ms", regimes, {k: v for k, v in groups.items() if len(v) == len(regimes)}))
+    return [figure for figure in drawn if figure]
+
+
+def side_by_side(tasks: Tasks, count: int) -> list[dict[str, Any]]:
+    """The first ``count`` prompts with every variant's greedy answer."""
+    measured = _measures(tasks)
+    by_prompt: dict[str, dict[str, Any]] = {}
+    for label, task in measured.items():
+        for sample in task.samples:
+            if "prompt" in sample and "text" in sample:
+                entry = by_prompt.setdefault(str(sample["id"]), {"prompt": sample["prompt"], "answers": {}})
+                entry["answers"].setdefault(label, sample["text"])
+    complete = [entry for entry in by_prompt.values() if len(entry["answers"]) == len(measured)]
+    return complete[:count]
+
+
+def _measures(tasks: Tasks) -> Tasks:
+    return {label: tasks[name] for name, label in COLUMNS.items() if name in tasks}
+
+
+def _of_stage(tasks: Tasks, stage: str) -> dict[str, Any] | None:
+    return next((task.metrics for task in tasks.values() if task.stage == stage), None)
+
+
+def _keys(measured: list[TaskRecord], metric: str) -> list[str]:
+    return list(dict.fromkeys(key for task in measured for key in (task.get(metric) or {})))
+
+
+def _curve(task: TaskRecord, title: str, unit: str, keys: list[str]) -> str:
+    series = {}
+    for key in keys:
+        points = [(line["step"], line[key]) for line in task.curve if line.get(key) is not None]
+        if points:
+            series[key] = ([step for step, _ in points], [value for _, value in points])
+    return plots.lines(title, "step", unit, series) if series else ""
+
+
+def _number(value: Any) -> str:
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _interval(entry: dict[str, Any] | None, key: str) -> str:
+    if not entry or entry.get(key) is None:
+        return "–"
+    text = _number(entry[key])
+    if entry.get("low") is not None:
+        text += f" [{_number(entry['low'])}, {_number(entry['high'])}]"
+    return f"{text}, n = {entry['n']}" if "n" in entry else text
+
+
+def _score(entry: dict[str, Any] | None) -> str:
+    text = _interval(entry, "score")
+    return text + " (no power)" if entry and entry.get("power") is False else text
+
+
+def _parity(entry: dict[str, Any] | None) -> str:
+    if not entry:
+        return "–"
+    return f"{entry['equal']} of {entry['compared']} equal, {entry['ties']} ties, {entry['broken']} broken"
