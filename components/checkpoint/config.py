@@ -1,0 +1,68 @@
+"""``config.json`` and its ``quantization_config``: what this project accepts, and what it writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from components.checkpoint.quantize import BITS
+from components.contract.errors import UserError
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return a model folder's ``config.json``."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise UserError(f"{path}: missing; this is not a model folder")
+    try:
+        config: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON; the file is torn") from error
+    return config
+
+
+def quantization(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the quantization_config, wherever it stands (multimodal configs may keep it in ``text_config``)."""
+    return config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
+
+
+def group_sizes(folder: Path) -> set[int]:
+    """Return the group sizes a W4A16 folder declares, after checking that it is one.
+
+    Raises:
+        UserError: the folder is not compressed-tensors pack-quantized, or a config group has another width, type or
+            strategy, zero points, a dynamic or reordered grid, or quantised activations; the group is named.
+    """
+    path = Path(folder) / "config.json"
+    declared = quantization(read_config(folder))
+    if declared is None:
+        raise UserError(f"{path}: no quantization_config; an INT4 compressed-tensors checkpoint is needed")
+    if declared.get("quant_method") != "compressed-tensors":
+        method = declared.get("quant_method")
+        raise UserError(f"{path}: quant_method is {method}; only compressed-tensors checkpoints are read")
+    if declared.get("kv_cache_scheme"):
+        raise UserError(f"{path}: kv_cache_scheme is set; only weights may be quantised")
+    groups = declared.get("config_groups") or {}
+    if not groups:
+        raise UserError(f"{path}: quantization_config has no config_groups")
+    return {_group_size(path, name, group, declared.get("format")) for name, group in groups.items()}
+
+
+def _group_size(path: Path, name: str, group: dict[str, Any], default_format: str | None) -> int:
+    where = f"{path}: config group {name}"
+    if (form := group.get("format") or default_format) != "pack-quantized":
+        raise UserError(f"{where}: format is {form}; only pack-quantized is read")
+    for activations in ("input_activations", "output_activations"):
+        if group.get(activations):
+            raise UserError(f"{where}: {activations} are quantised; only W4A16 (weights alone) is supported")
+    weights = group.get("weights") or {}
+    if weights.get("symmetric") is not True:
+        raise UserError(f"{where}: asymmetric (zero points); only symmetric grids are supported")
+    if (weights.get("num_bits"), weights.get("type")) != (BITS, "int"):
+        raise UserError(f"{where}: {weights.get('num_bits')}-bit {weights.get('type')} weights; only {BITS}-bit int")
+    if weights.get("strategy") != "group" or not weights.get("group_size") or weights["group_size"] < 1:
+        raise UserError(f"{where}: strategy is {weights.get('strategy')}; only group with a group_size is supported")
+    if weights.get("dynamic"):
+        raise UserError(f"{where}: dynamic weight scales; only stored ones are supported")
+    if weights.get("actorder") in ("group", True):
+        raise UserError(f"{where}: actorder group reorders columns at run time (g_idx); use static or none")
+    return int(weights["group_size"])

@@ -1,0 +1,83 @@
+"""A folder of safetensors, read lazily: one tensor at a time, single file or shards."""
+
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from components.contract.errors import UserError
+
+INDEX = "model.safetensors.index.json"
+
+
+class Tensors:
+    """The tensors of a model folder by name; opening checks every shard against the index and against the others.
+
+    Raises:
+        UserError: no safetensors, a missing or truncated shard, an index that names a tensor no shard holds, or two
+            shards that hold one tensor.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self._shards = {name: _open(self.folder / name) for name in self._shard_names()}
+        self._shard_of: dict[str, str] = {}
+        for shard, handle in self._shards.items():
+            for name in handle.keys():  # noqa: SIM118
+                if name in self._shard_of:
+                    raise UserError(f"{self.folder}: both {self._shard_of[name]} and {shard} hold {name}; keep one")
+                self._shard_of[name] = shard
+        for name, shard in self._index.items():
+            if self._shard_of.get(name) != shard:
+                raise UserError(f"{self.folder / INDEX}: it says {name} is in {shard}, which does not hold it")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shard_of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shard_of)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._shards[self._shard(name)].get_tensor(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape without reading its values."""
+        return tuple(self._shards[self._shard(name)].get_slice(name).get_shape())
+
+    def file(self, name: str) -> Path:
+        """Return the file that holds a tensor, for messages."""
+        return self.folder / self._shard(name)
+
+    def _shard(self, name: str) -> str:
+        if name not in self._shard_of:
+            raise UserError(f"{self.folder}: no tensor {name} in {', '.join(self._shards)}")
+        return self._shard_of[name]
+
+    @cached_property
+    def _index(self) -> dict[str, str]:
+        path = self.folder / INDEX
+        if not path.exists():
+            return {}
+        try:
+            return dict(json.loads(path.read_text())["weight_map"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: not an index with a weight_map; the file is torn") from error
+
+    def _shard_names(self) -> list[str]:
+        names = sorted(set(self._index.values()) or {path.name for path in self.folder.glob("*.safetensors")})
+        if not names:
+            raise UserError(f"{self.folder}: no *.safetensors there; a model folder in safetensors is needed")
+        return names
+
+
+def _open(path: Path) -> Any:
+    if not path.is_file():
+        raise UserError(f"{path}: the index names this shard, but it is missing")
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise UserError(f"{path}: truncated or not a safetensors file ({error})") from error
