@@ -1,0 +1,62 @@
+"""The ``cluster:`` part of a recipe: images, placement and secrets, by role and by task."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Image = Annotated[str, Field(pattern=r"^[^@\s]+@sha256:[0-9a-f]{64}$")]
+Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[KMGT]i?)?$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Images(_Strict):
+    """One image per role, by digest."""
+
+    core: Image | None = Field(None, description="Image of the core role, registry/name@sha256:…")
+    train: Image | None = Field(None, description="Image of the train role, registry/name@sha256:…")
+    vllm: Image | None = Field(None, description="Image of the vllm role, registry/name@sha256:…")
+
+
+class Toleration(_Strict):
+    """A taint that pods of these tasks tolerate (Kubernetes Toleration)."""
+
+    key: str | None = Field(None, description="Taint key; none tolerates every taint")
+    operator: Literal["Equal", "Exists"] = Field("Equal", description="How value is compared")
+    value: str | None = Field(None, description="Taint value")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="Taint effect")
+
+
+class Placement(_Strict):
+    """What a pod asks for and where it may run. Fields left out are inherited: task from role."""
+
+    cpu: Quantity | None = Field(None, description="CPU request and limit, e.g. 8")
+    memory: Quantity | None = Field(None, description="Memory request and limit, e.g. 64Gi")
+    gpus: int | None = Field(None, description="GPUs", ge=0)
+    gpu_resource: str | None = Field(None, description="Resource name of a GPU; nvidia.com/gpu when not set")
+    shm: Quantity | None = Field(None, description="Size of a memory-backed /dev/shm, e.g. 16Gi")
+    node_selector: dict[str, str] | None = Field(None, description="Node labels that must match")
+    tolerations: list[Toleration] | None = Field(None, description="Taints to tolerate")
+    secrets: dict[str, dict[str, str]] | None = Field(
+        None, description="Secret name to {its key: environment variable}"
+    )
+    config_maps: dict[str, dict[str, str]] | None = Field(
+        None, description="ConfigMap name to {its key: environment variable}, e.g. the store's endpoint"
+    )
+
+
+class Cluster(_Strict):
+    """How the tasks become pods."""
+
+    images: Images = Field(Images(), description="Images by role")
+    roles: dict[Literal["core", "train", "vllm"], Placement] = Field({}, description="Placement by role")
+    tasks: dict[str, Placement] = Field({}, description="Placement by task, over that of its role")
+    retries: int = Field(2, description="Times a failed pod is started again; it resumes", ge=0)
+
+    def placement(self, task: str, role: str) -> Placement:
+        """Return the task's placement: its own fields over its role's."""
+        below = self.roles.get(role, Placement())  # type: ignore[call-overload]
+        above = self.tasks.get(task, Placement())
+        return below.model_copy(update=above.model_dump(exclude_none=True))

@@ -1,0 +1,245 @@
+"""The recipe file: one YAML from which every stage's config follows.
+
+A recipe has one section per task of the DAG (``qad``, ``regen_a``, …). Tasks that share a stage also share a section
+of the stage's name (``regen`` below ``regen_a`` and ``regen_b``); the task's own section wins field by field. The one
+``template`` section reaches every stage that renders conversations. Paths under ``files`` are relative to the recipe.
+A recipe never names a store, an endpoint or a credential.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from components.chats.template import Template
+from components.contract.digest import StageConfig
+from components.contract.errors import UserError
+from components.contract.stage import STAGES, load
+from pipelines.cluster import Cluster
+
+TASKS: dict[str, str] = {
+    "teacher": "model",
+    "int4": "model",
+    "prompts_a": "prompts",
+    "prompts_b": "prompts",
+    "prompts_eval": "prompts",
+    "regen_a": "regen",
+    "regen_b": "regen",
+    "ptq": "ptq",
+    "sequences": "sequences",
+    "qad": "qad",
+    "select": "select",
+    "pack": "pack",
+    "drafter_1": "drafter",
+    "drafter_2": "drafter",
+    "gptq": "gptq",
+    "bundle": "bundle",
+    "measure_baseline": "measure",
+    "measure_target": "measure",
+    "measure_pair": "measure",
+    "gate": "gate",
+    "deploy": "deploy",
+    "report": "report",
+}
+"""Task to stage: the sections a recipe may have. ``int4`` takes the place of ``ptq`` when a recipe names one."""
+
+SHARED: dict[str, tuple[str, ...]] = {
+    stage: tasks
+    for stage in STAGES
+    if stage not in TASKS and len(tasks := tuple(task for task, of in TASKS.items() if of == stage)) > 1
+}
+"""Stage to the tasks that inherit from its shared section."""
+SHARED.pop("model")
+
+_ROLE_RESOURCES = {"core": (1, 1.0), "train": (2, 5.0), "vllm": (2, 6.0)}
+
+
+class Strict(BaseModel):
+    """A part of a recipe: unknown fields are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Files(Strict):
+    """Plain files of this machine, relative to the recipe; they enter digests by sha256."""
+
+    prompts_a: list[str] = Field([], description="JSONL prompt files of prompts_a")
+    prompts_b: list[str] = Field([], description="JSONL prompt files of prompts_b")
+    prompts_eval: list[str] = Field([], description="JSONL prompt files of prompts_eval, the held-out prompts")
+    tasks: list[str] = Field([], description="Quality task files, read by every measurement")
+
+
+class Resources(Strict):
+    """What the local engine reserves for one task."""
+
+    cpu: int = Field(1, description="CPU cores", ge=1)
+    memory_gb: float = Field(1.0, description="Memory, GB", gt=0)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A validated recipe.
+
+    ``configs`` holds one resolved config per task that this recipe has (``ptq`` or ``int4``, never both);
+    ``resources`` holds the local engine's share per task.
+    """
+
+    name: str
+    path: Path
+    template: Template
+    files: Files
+    configs: dict[str, StageConfig]
+    resources: dict[str, Resources]
+    cluster: Cluster
+
+    def file(self, name: str) -> Path:
+        """Return the absolute path of a file that the recipe names."""
+        return (self.path.parent / name).resolve()
+
+
+def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe and apply ``path.to.field=value`` overrides (values are YAML).
+
+    Raises :class:`UserError` naming every wrong field with its path, in one line.
+    """
+    path = Path(path)
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+    except OSError as error:
+        raise UserError(f"recipe {path}: {error.strerror or error}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe {path}: not YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"recipe {path}: expected a mapping of sections")
+    for override in overrides:
+        _override(data, override)
+    try:
+        return _resolve(data, path)
+    except _Faults as faults:
+        raise UserError(f"recipe {path}: {faults}") from faults
+
+
+class _Faults(Exception):
+    """Wrong fields, one phrase each."""
+
+    def __str__(self) -> str:
+        return "; ".join(self.args)
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key given twice is an error rather than a silent overwrite."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _override(data: dict[str, Any], override: str) -> None:
+    address, separator, text = override.partition("=")
+    *parents, field = address.strip().split(".")
+    if not separator or not field:
+        raise UserError(f"--set {override}: expected path.to.field=value")
+    for parent in parents:
+        data = data.setdefault(parent, {})
+        if not isinstance(data, dict):
+            raise UserError(f"--set {override}: {parent} holds a value, not fields")
+    try:
+        data[field] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"--set {override}: the value is not YAML") from error
+
+
+def _resolve(data: dict[str, Any], path: Path) -> Recipe:
+    """Validate every section; raise :class:`_Faults` with all that is wrong."""
+    faults: list[str] = []
+
+    def section(model: type[BaseModel], name: str, values: Any) -> Any:
+        try:
+            return model.model_validate({} if values is None else values)
+        except ValidationError as error:
+            faults.extend(explain(error, name, model))
+            return None
+
+    known = {"name", "template", "files", "resources", "cluster", *TASKS, *SHARED}
+    faults.extend(_unknown(name, name, known) for name in data if name not in known)
+    if not isinstance(data.get("name"), str):
+        faults.append("name: missing; it names the recipe in the store and in reports")
+    if "int4" in data and "ptq" in data:
+        faults.append("int4, ptq: give one of the two, an INT4 checkpoint or how to make one")
+    template = section(Template, "template", data.get("template"))
+    files = section(Files, "files", data.get("files"))
+    cluster = section(Cluster, "cluster", data.get("cluster"))
+    configs = {}
+    for stage in SHARED:
+        section(load(stage).Config, stage, _without_template(data.get(stage)))
+    for task, stage in TASKS.items():
+        if task == ("ptq" if "int4" in data else "int4"):
+            continue
+        config = load(stage).Config
+        values = data.get(task) or {}
+        if task in SHARED.get(stage, ()):
+            values = _merge(data.get(stage) or {}, values)
+        if isinstance(values, dict) and "template" in config.model_fields:
+            if "template" in values:
+                faults.append(f"{task}.template: set the recipe's one template section instead")
+            values = {**values, "template": data.get("template") or {}}
+        configs[task] = section(config, task, values)
+    resources = _resources(data.get("resources") or {}, configs, section, faults)
+    if faults:
+        raise _Faults(*dict.fromkeys(faults))
+    return Recipe(data["name"], path.resolve(), template, files, configs, resources, cluster)
+
+
+def _resources(given: Any, configs: dict[str, Any], section: Any, faults: list[str]) -> dict[str, Resources]:
+    """Default by role, then the stage's entry, then the task's."""
+    if not isinstance(given, dict):
+        faults.append("resources: expected a mapping of stage or task to cpu and memory_gb")
+        return {}
+    known = {*TASKS, *STAGES}
+    faults.extend(_unknown(f"resources.{name}", name, known) for name in given if name not in known)
+    found = {}
+    for task in configs:
+        stage = TASKS[task]
+        cpu, memory_gb = _ROLE_RESOURCES[load(stage).ROLE]
+        values = _merge({"cpu": cpu, "memory_gb": memory_gb}, given.get(stage) or {})
+        values = _merge(values, given.get(task) or {})
+        found[task] = section(Resources, f"resources.{task if task in given else stage}", values)
+    return found
+
+
+def explain(error: ValidationError, section: str, model: type[BaseModel]) -> list[str]:
+    """Return one phrase per wrong field: its path in the recipe and what is wrong with it."""
+    phrases = []
+    for fault in error.errors():
+        place = ".".join(map(str, (section, *fault["loc"])))
+        if fault["type"] == "extra_forbidden":
+            names = model.model_fields if len(fault["loc"]) == 1 else {}
+            phrases.append(_unknown(place, str(fault["loc"][-1]), names))
+        else:
+            phrases.append(f"{place}: {fault['msg']}")
+    return phrases
+
+
+def _unknown(place: str, name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"{place}: unknown field" + (f", did you mean {close[0]}?" if close else "")
+
+
+def _merge(below: Any, above: Any) -> Any:
+    """Lay ``above`` over ``below``, mapping by mapping."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    return {**below, **{key: _merge(below.get(key), value) for key, value in above.items()}}
+
+
+def _without_template(values: Any) -> Any:
+    return values
