@@ -25,7 +25,7 @@ class Log:
         self._started: float | None = None
         self._first_done = 0
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         """Write one line; values are JSON when they hold spaces."""
         words = [f"{key}={_value(value)}" for key, value in fields.items()]
         print(time.strftime("%H:%M:%S"), self.stage, name, *words, file=self._stream, flush=True)
