@@ -149,7 +149,9 @@ class Client:
         """Continue a prompt as :meth:`complete` does, timing the first token as well."""
         body = self._body(max_tokens, temperature, sampling)
         body.update(prompt=prompt if isinstance(prompt, str) else list(prompt), stream=True)
-        text, token_ids, prompt_token_ids = "", [], []
+        text = ""
+        token_ids: list[int] = []
+        prompt_token_ids: list[int] = []
         finish_reason, first = "", None
         started = time.perf_counter()
         try:
