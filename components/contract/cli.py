@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from components.contract import errors
 from components.contract.context import Input, Inputs, Output
 from components.contract.digest import StageConfig, stage_digest
-from components.contract.errors import StageError, TransientError, UserError
+from components.contract.errors import StageError, UserError
 from components.contract.log import Log
 from components.contract.stage import Stage, load
 from components.store import cache
@@ -44,7 +44,7 @@ def main(stage: str, argv: list[str] | None = None) -> int:
         arguments = _parser(stage, module).parse_args(argv)
         artifact = execute(stage, module, arguments, log)
         if arguments.executor_output:
-            _write_executor_output(arguments.executor_output, artifact)
+            _write_executor_output(arguments.executor_output, arguments.executor_artifact, artifact)
         check = getattr(module, "check", None)
         if check is not None:
             check(artifact.metrics)
@@ -94,9 +94,9 @@ def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) 
         return artifact
     try:
         artifact = _run(stage, module, config, inputs, arguments, store, work, lease, log, digest)
+        work.clear()
     finally:
         lease.release()
-    work.clear()
     return artifact
 
 
@@ -150,9 +150,8 @@ def _run(
             "seconds": round(time.time() - started, 3),
             "versions": _versions(),
         }
-        if not getattr(module, "MEMOISED", True):
-            store.delete(f"{stage}/{digest}")
-        artifact, won = commit(store, stage, digest, output.path, manifest)
+        replace = not getattr(module, "MEMOISED", True)
+        artifact, won = commit(store, stage, digest, output.path, manifest, replace)
         log.event("done" if won else "adopted", uri=artifact.uri, seconds=manifest["seconds"])
         return artifact
     finally:
@@ -175,6 +174,12 @@ def _parser(stage: str, module: Stage) -> argparse.ArgumentParser:
     parser.add_argument("--output", required=True, metavar="PREFIX", help="<store>/<stage>/<digest>")
     parser.add_argument("--salt", help="set by a forced re-run; part of the digest")
     parser.add_argument("--executor-output", metavar="PATH", help="where to write the KFP ExecutorOutput JSON")
+    parser.add_argument(
+        "--executor-artifact",
+        nargs=2,
+        metavar=("PATH", "URI"),
+        help="KFP's output artifact: where to write a copy of the manifest, and the address KFP gives it",
+    )
     return parser
 
 
@@ -214,17 +219,26 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _write_executor_output(path: str, artifact: Artifact) -> None:
-    """KFP ExecutorOutput (kfp v2 ``executor_output.json``): one artifact named ``artifact``."""
-    metadata = {"digest": artifact.digest, "uri": artifact.uri, "stage": artifact.stage}
-    copy = {"name": "artifact", "uri": artifact.uri, "metadata": metadata}
-    document: dict[str, Any] = {"artifacts": {"artifact": {"artifacts": [copy]}}}
+def _write_executor_output(path: str, kfp_artifact: list[str] | None, artifact: Artifact) -> None:
+    """Write KFP's ``executor_output.json``: the output ``artifact`` with the committed artifact's digest and address.
+
+    The output keeps the address that KFP gave it, so that the launcher uploads the manifest's copy there.
+    """
+    output: dict[str, Any] = {
+        "name": "artifact",
+        "metadata": {"digest": artifact.digest, "uri": artifact.uri, "stage": artifact.stage},
+    }
+    if kfp_artifact:
+        copy, output["uri"] = Path(kfp_artifact[0]), kfp_artifact[1]
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(json.dumps(artifact.manifest, indent=1, sort_keys=True))
+    document = {"artifacts": {"artifact": {"artifacts": [output]}}}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(document))
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> None:
-    raise TransientError("terminated; run again to continue")
+    raise KeyboardInterrupt  # not an Exception: no library's except clause swallows it
 
 
 def _bug(log: Log, error: BaseException) -> int:

@@ -35,6 +35,8 @@ class Input:
             return self.uri.rsplit("/", 2)[1]
         if self._is_local_file:
             return file_sha256(Path(self.uri))
+        if not urlsplit(self.uri).scheme and not Path(self.uri).exists() and len(self.uri.rsplit("/", 1)[-1]) != 64:
+            raise UserError(f"input {self.uri}: no such file")
         return split_uri(self.uri)[2]
 
     @cached_property

@@ -11,6 +11,8 @@ from typing import Any
 import rfc8785
 from pydantic import BaseModel, ConfigDict, Field
 
+from components.contract.errors import UserError
+
 
 class StageConfig(BaseModel):
     """Base of every stage's Config: unknown fields are errors, instances are immutable."""
@@ -53,9 +55,13 @@ def stage_digest(
     """Return the 64 hex digits that name a stage's artifact.
 
     ``inputs`` maps each port to the digests bound to it, in order. ``salt`` is set only for a forced re-run.
+    Raises :class:`UserError` for a number that canonical JSON cannot hold (NaN, infinity, integers from 2^53).
     """
     document = {"stage": stage, "version": version, "config": digested(config), "inputs": inputs, "salt": salt}
-    return hashlib.sha256(rfc8785.dumps(document)).hexdigest()
+    try:
+        return hashlib.sha256(rfc8785.dumps(document)).hexdigest()
+    except rfc8785.CanonicalizationError as error:
+        raise UserError(f"config of {stage}: {error}; numbers must be finite and integers below 2^53") from error
 
 
 def file_sha256(path: Path) -> str:

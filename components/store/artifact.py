@@ -70,11 +70,20 @@ def split_uri(uri: str) -> tuple[str, str, str]:
     return parts[0], parts[1], parts[2]
 
 
-def commit(store: Store, stage: str, digest: str, folder: Path, manifest: dict[str, Any]) -> tuple[Artifact, bool]:
+def remove(store: Store, stage: str, digest: str) -> None:
+    """Remove an artifact: first its manifest, so that no reader finds one without its files."""
+    store.delete(f"{stage}/{digest}/{MANIFEST}")
+    store.delete(f"{stage}/{digest}")
+
+
+def commit(
+    store: Store, stage: str, digest: str, folder: Path, manifest: dict[str, Any], replace: bool = False
+) -> tuple[Artifact, bool]:
     """Upload ``folder`` as a new attempt and commit it.
 
     Returns the artifact under ``digest`` and whether it is this attempt (False: another writer was first, its
-    artifact is returned and this attempt is removed). Raises :class:`UserError` when ``folder`` has no file.
+    artifact is returned and this attempt is removed). ``replace`` is for stages that are never memoised: the new
+    manifest takes the place of an earlier one, whose attempt is then removed. Raises :class:`UserError` when ``folder`` has no file.
     """
     attempt = uuid.uuid4().hex[:12]
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -88,8 +97,11 @@ def commit(store: Store, stage: str, digest: str, folder: Path, manifest: dict[s
         files.append({"path": name, "size": path.stat().st_size, "sha256": file_sha256(path)})
     document = {"stage": stage, "digest": digest, "attempt": attempt, "files": files, **manifest}
     data = json.dumps(document, indent=1, sort_keys=True, allow_nan=False).encode()
-    won = store.create(f"{base}/{MANIFEST}", data)
-    if not won:
+    previous = read_manifest(store, stage, digest) if replace else None
+    if previous:
+        store.write(f"{base}/{MANIFEST}", data)
+        store.delete(f"{base}/{previous.manifest['attempt']}")
+    elif not store.create(f"{base}/{MANIFEST}", data):
         store.delete(f"{base}/{attempt}")
     artifact = read_manifest(store, stage, digest)
     if artifact is None:

@@ -7,8 +7,9 @@ Credentials, region and endpoint come from the AWS default chain (``AWS_ENDPOINT
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
+import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ _UNREACHABLE = (
     "ClientConnectorError",
     "ServerTimeoutError",
 )
+_BUSY = {"InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout", "500", "502", "503", "504"}
 
 
 class Store:
@@ -71,7 +73,10 @@ class Store:
                 self.fs.pipe_file(self._path(key), data)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Put an object only when there is none; return whether this call made it."""
+        """Put an object only when there is none; return whether this call made it.
+
+        ``data`` must be unique to the caller: after a lost answer the object's bytes tell whose put succeeded.
+        """
         with self._errors(key):
             if self.is_local:
                 with self._temporary(key) as temporary:
@@ -81,28 +86,20 @@ class Store:
                     except FileExistsError:
                         return False
                 return True
-            try:
-                self.fs.pipe_file(self._path(key), data, mode="create")
-            except OSError as error:
-                if _is_precondition(error):
-                    return False
-                raise
-            return True
+            return self._put_if(key, data, IfNoneMatch="*")
 
     def replace(self, key: str, expected: bytes, data: bytes) -> bool:
         """Put an object only when it still holds ``expected``; return whether it did."""
         with self._errors(key):
             if self.is_local:
                 return self._replace_local(key, expected, data)
-            bucket, _, name = self._path(key).partition("/")
-            etag = f'"{hashlib.md5(expected, usedforsecurity=False).hexdigest()}"'
             try:
-                self.fs.call_s3("put_object", Bucket=bucket, Key=name, Body=data, IfMatch=etag)
-            except OSError as error:
-                if _is_precondition(error):
+                etag = self.fs.info(self._path(key), refresh=True)["ETag"]
+                if self.fs.cat_file(self._path(key)) != expected:
                     return False
-                raise
-            return True
+            except FileNotFoundError:
+                return False
+            return self._put_if(key, data, IfMatch=etag)
 
     def upload(self, path: Path, key: str) -> None:
         """Stream a local file to ``key`` (multipart above 50 MB on S3)."""
@@ -149,11 +146,40 @@ class Store:
 
     def delete(self, prefix: str) -> None:
         """Remove an object, or every object below a folder; nothing there is no error."""
-        with self._errors(prefix), contextlib.suppress(FileNotFoundError):
-            self.fs.rm(self._path(prefix), recursive=True)
+        with self._errors(prefix):
+            path = self._path(prefix)
+            if self.is_local:
+                if os.path.isdir(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    Path(path).unlink(missing_ok=True)
+                return
+            with contextlib.suppress(FileNotFoundError):
+                self.fs.rm_file(path)
+            found = self.fs.find(path)
+            for start in range(0, len(found), 1000):
+                self.fs.bulk_delete(found[start : start + 1000])
 
     def _path(self, key: str) -> str:
         return f"{self.root}/{key}"
+
+    def _put_if(self, key: str, data: bytes, **condition: str) -> bool:
+        bucket, _, name = self._path(key).partition("/")
+        for attempt in range(5):
+            try:
+                self.fs.call_s3("put_object", Bucket=bucket, Key=name, Body=data, **condition)
+                return True
+            except OSError as error:
+                codes = _codes(error)
+                if codes & {"ConditionalRequestConflict", "OperationAborted"} and attempt < 4:
+                    time.sleep(0.2 * 2**attempt)
+                    continue
+                if codes & {"PreconditionFailed", "412"}:
+                    return self.read(key) == data
+                if codes & {"NoSuchKey", "404"}:
+                    return False
+                raise
+        return False
 
     @contextlib.contextmanager
     def _temporary(self, key: str) -> Iterator[Path]:
@@ -167,6 +193,8 @@ class Store:
 
     def _replace_local(self, key: str, expected: bytes, data: bytes) -> bool:
         target = Path(self._path(key))
+        if not target.exists():
+            return False
         lock = target.with_name(f".tmp-lock-{target.name}")
         with lock.open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
@@ -184,9 +212,12 @@ class Store:
         except (UserError, TransientError):
             raise
         except Exception as error:
-            raise self._translate(error, key) from error
+            translated = self._translate(error, key)
+            if translated is None:
+                raise
+            raise translated from error
 
-    def _translate(self, error: Exception, key: str) -> Exception:
+    def _translate(self, error: Exception, key: str) -> Exception | None:
         names = {type(cause).__name__ for cause in _chain(error)}
         where = f"store {self.url}"
         if names & set(_UNREACHABLE) or isinstance(error, ConnectionError | TimeoutError):
@@ -194,13 +225,17 @@ class Store:
             return TransientError(f"{where}: no answer from endpoint {endpoint}; is it up? (qdflash store up)")
         if "NoCredentialsError" in names:
             return UserError(f"{where}: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile")
+        if not self.is_local and _codes(error) & _BUSY:
+            return TransientError(f"{where}: the server failed on {key} ({_first_line(error)}); try again")
+        if "NoSuchBucket" in _codes(error):
+            return UserError(f"{where}: there is no bucket {self.root.partition('/')[0]}; create it or correct the store's address")
         if isinstance(error, PermissionError):
             return UserError(f"{where}: access to {key} refused; check the credentials and their rights")
         if isinstance(error, FileNotFoundError) and not self.is_local:
             return UserError(f"{where}: {key} not found; does the bucket exist?")
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             return UserError(f"{where}: disk full while writing {key}; free space and run again")
-        return error
+        return None
 
 
 def _s3() -> Any:
@@ -219,6 +254,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _is_precondition(error: OSError) -> bool:
-    codes = {str(getattr(cause, "response", {}).get("Error", {}).get("Code")) for cause in _chain(error)}
-    return bool(codes & {"PreconditionFailed", "412", "NoSuchKey", "404"})
+def _codes(error: BaseException) -> set[str]:
+    """The S3 error codes in an exception's chain."""
+    responses = [getattr(cause, "response", None) for cause in _chain(error)]
+    return {str(response.get("Error", {}).get("Code")) for response in responses if isinstance(response, dict)}
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

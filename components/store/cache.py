@@ -4,6 +4,7 @@
 the artifact's own names. Oldest views go first when the cache outgrows ``QDFLASH_CACHE_GB`` (default 200).
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -29,6 +30,7 @@ def fetch(artifact: Artifact) -> Path:
     root = home() / "cache"
     name = hashlib.sha256(json.dumps(artifact.manifest, sort_keys=True).encode()).hexdigest()
     view = root / "views" / name
+    _hold(root, name)
     if view.exists():
         os.utime(view)
         return view
@@ -36,10 +38,9 @@ def fetch(artifact: Artifact) -> Path:
     building = view.with_name(f".{name}-{uuid.uuid4().hex[:8]}")
     try:
         for entry in artifact.files:
-            blob = _blob(root, artifact, entry)
             target = building / entry["path"]
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(blob, target)
+            _link(root, artifact, entry, target)
         building.mkdir(parents=True, exist_ok=True)
         try:
             os.rename(building, view)
@@ -59,6 +60,33 @@ def fetch_file(artifact: Artifact, path: str) -> Path:
             _make_room(root, entry["size"])
             return _blob(root, artifact, entry)
     raise UserError(f"artifact {artifact.uri}: has no file {path}")
+
+
+def _hold(root: Path, name: str) -> None:
+    """Keep a view from being evicted for as long as this process lives."""
+    path = root / "locks" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def _is_held(root: Path, name: str) -> bool:
+    path = root / "locks" / name
+    try:
+        with path.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def _link(root: Path, artifact: Artifact, entry: dict, target: Path) -> None:
+    try:
+        os.link(_blob(root, artifact, entry), target)
+    except FileNotFoundError:  # evicted by another process between its download and this link
+        os.link(_blob(root, artifact, entry), target)
 
 
 def _blob(root: Path, artifact: Artifact, entry: dict) -> Path:
@@ -93,6 +121,8 @@ def _make_room(root: Path, incoming: int) -> None:
     for view in views:
         if held + incoming <= limit:
             break
+        if _is_held(root, view.name):
+            continue
         shutil.rmtree(view, ignore_errors=True)
         for blob in list(blobs.iterdir()):
             status = blob.stat()

@@ -4,6 +4,7 @@ The lease is one object, made by conditional put and renewed by a heartbeat thre
 known to be dead (same host, no such process) or when its beat has not moved for ``TTL_SECONDS`` of our own clock.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -64,8 +65,9 @@ class Lease:
         self._stop.set()
         if self._thread:
             self._thread.join()
-        if not self.lost.is_set() and self._store.read(self._key) == self._data:
-            self._store.delete(self._key)
+        with contextlib.suppress(TransientError):  # an unreachable store must not hide why the work ended
+            if not self.lost.is_set() and self._store.read(self._key) == self._data:
+                self._store.delete(self._key)
 
     def check(self) -> None:
         """Raise :class:`TransientError` when the lease was lost."""
@@ -79,24 +81,30 @@ class Lease:
         return True
 
     def _renew(self) -> None:
+        renewed = time.monotonic()
         while not self._stop.wait(BEAT_SECONDS):
             self._beat += 1
             data = self._document()
             try:
-                renewed = self._store.replace(self._key, self._data, data)
-            except TransientError:
+                held = self._store.read(self._key)
+                # After a lost answer the store may hold a beat that we believe failed: the owner decides.
+                ours = held is not None and json.loads(held)["owner"] == self._owner
+                if not ours or not self._store.replace(self._key, held, data):
+                    self.lost.set()
+                    return
+            except Exception:
+                if time.monotonic() - renewed > TTL_SECONDS:
+                    self.lost.set()
+                    return
                 continue
-            if not renewed:
-                self.lost.set()
-                return
-            self._data = data
+            self._data, renewed = data, time.monotonic()
 
     def _document(self) -> bytes:
         pid = os.getpid()
         document = {
             "owner": self._owner,
             "host": socket.gethostname(),
-            "boot": _boot_id(),
+            "machine": _machine(),
             "pid": pid,
             "started": start_time(pid),
             "beat": self._beat,
@@ -106,14 +114,15 @@ class Lease:
 
 def _is_dead(data: bytes) -> bool:
     holder = json.loads(data)
-    if holder["host"] != socket.gethostname() or holder["boot"] != _boot_id():
+    if holder["machine"] != _machine():
         return False
     return start_time(holder["pid"]) != holder["started"]
 
 
-def _boot_id() -> str:
+def _machine() -> str:
+    """This boot of this kernel and this pid namespace: only there does a pid mean the same process."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
+            return f"{file.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        return ""
+        return socket.gethostname()

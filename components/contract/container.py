@@ -1,0 +1,50 @@
+"""A stage as a KFP container component. Imports kfp: only the stages' ``component.py`` may import this module."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from kfp import dsl
+
+from components.contract.context import FILES
+
+
+def container_component(stage: str, image: str, argv: Sequence[str], name: str | None = None) -> Any:
+    """Return the KFP component that runs ``argv`` (see :mod:`components.contract.invocation`) in ``image``.
+
+    Its inputs are artifacts, one for each artifact that ``argv`` binds, named by :func:`artifact_inputs`; they draw
+    the edges, while ``argv`` carries the addresses. Its output ``artifact`` is a copy of the committed manifest, with
+    the artifact's digest and address as metadata. ``name`` is the task's name, the stage's when not given.
+    """
+    ports = artifact_inputs(argv)
+
+    def task(*bound: Any) -> dsl.ContainerSpec:
+        artifact = bound[-1]
+        executor = ["--executor-output", dsl.PIPELINE_TASK_EXECUTOR_OUTPUT_PATH_PLACEHOLDER]
+        copy = ["--executor-artifact", artifact.path, artifact.uri]
+        return dsl.ContainerSpec(image=image, command=["python"], args=[*argv, *executor, *copy])
+
+    task.__name__ = name or stage
+    task.__doc__ = f"Run the {stage} stage; see components/{stage}/README.md."
+    keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(port, keyword, annotation=dsl.Input[dsl.Artifact]) for port in ports]
+    parameters.append(inspect.Parameter("artifact", keyword, annotation=dsl.Output[dsl.Artifact]))
+    task.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return dsl.container_component(task)
+
+
+def artifact_inputs(argv: Sequence[str]) -> dict[str, str]:
+    """Map each artifact input's name to the address that ``argv`` binds to it; plain files are none.
+
+    A port bound once keeps its name; one bound several times becomes ``port_0``, ``port_1``, …
+    """
+    pairs = [after.partition("=")[::2] for flag, after in zip(argv, argv[1:], strict=False) if flag == "--input"]
+    bound: dict[str, list[str]] = {}
+    for port, uri in pairs:
+        if f"/{FILES}/" not in uri:
+            bound.setdefault(port, []).append(uri)
+    named = {}
+    for port, uris in bound.items():
+        for index, uri in enumerate(uris):
+            named[port if len(uris) == 1 else f"{port}_{index}"] = uri
+    return named
