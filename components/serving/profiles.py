@@ -81,7 +81,11 @@ class Serving(StageConfig):
 
 def read_serving(folder: Path) -> Serving:
     """Read ``folder/serving.yaml``; raises :class:`UserError` naming the file and the wrong field."""
-    path = folder / SERVING_FILE
+    return load_serving(folder / SERVING_FILE)
+
+
+def load_serving(path: Path) -> Serving:
+    """Read one ``serving.yaml``; raises :class:`UserError` naming the file and the wrong field."""
     try:
         return Serving.model_validate(yaml.safe_load(path.read_text()))
     except FileNotFoundError as error:

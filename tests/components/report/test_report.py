@@ -1,0 +1,124 @@
+"""The page of a made-up run: what must be on it is read back from the HTML."""
+
+import html.parser
+import json
+
+import pytest
+from components.contract.context import Input
+from components.report.collect import collect
+from components.report.page import notes, render
+from components.store import Store, commit
+
+CI = {"low": 1.2, "high": 1.6, "n": 24}
+
+
+def put(store, tmp_path, stage, number, metrics, config=None, inputs=None, **files):
+    folder = tmp_path / f"{stage}-{number}"
+    folder.mkdir()
+    for name, lines in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "done").write_text("x")
+    manifest = {"config": config or {}, "inputs": inputs or {}, "metrics": metrics, "seconds": 1.5}
+    artifact, _ = commit(store, stage, number * 64, folder, {**manifest, "versions": {"python": "3.11"}})
+    return Input(artifact.uri)
+
+
+@pytest.fixture
+def tasks(tmp_path, monkeypatch):
+    monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "home"))
+    store = Store(str(tmp_path / "store"))
+    machine = {"device": "cpu", "cores": 2}
+    latency = {"short": {"median_ms": 100.0, "low": 90.0, "high": 110.0, "n": 5}}
+    sample = {"id": "p1", "prompt": "Say <b>hi</b> & go", "text": "hi"}
+    model = put(store, tmp_path, "model", "1", {}, config={"source": {"kind": "wheel"}})
+    inputs = {
+        "teacher": model,
+        "qad": put(
+            store,
+            tmp_path,
+            "qad",
+            "2",
+            {"kl_before": 0.5, "kl_after": 0.25, "codes_changed": 0.01},
+            inputs={"teacher": [model.uri]},
+            curve=[{"step": 0, "kl": 0.5, "loss": 0.6}, {"step": 5, "kl": 0.25, "loss": 0.3}],
+        ),
+        "measure_baseline": put(
+            store, tmp_path, "measure", "3", {"latency": latency, "machine": machine}, samples=[sample]
+        ),
+        "measure_pair": put(
+            store,
+            tmp_path,
+            "measure",
+            "4",
+            {
+                "latency": latency,
+                "machine": machine,
+                "parity": {"compared": 8, "equal": 7, "ties": 1, "broken": 0},
+                "acceptance_length": {"value": 1.4, **CI, "per_position": [0.3, 0.1]},
+                "quality": {"ifeval": {"score": 0.5, **CI, "power": False}},
+            },
+            samples=[sample],
+        ),
+        "gate": put(
+            store,
+            tmp_path,
+            "gate",
+            "5",
+            {
+                "passed": False,
+                "failed": ["acceptance"],
+                "rules": [{"name": "acceptance", "metric": "m", "value": 1, "demand": "above 2", "status": "fail"}],
+            },
+        ),
+    }
+    return collect(inputs)
+
+
+class Page(html.parser.HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.targets, self.sources, self.svgs = set(), [], [], 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.svgs += tag == "svg"
+        if "id" in attributes:
+            self.ids.add(attributes["id"])
+        if tag == "a":
+            self.targets.append(attributes["href"])
+        if tag in ("script", "link", "img", "iframe"):
+            self.sources.append(tag)
+
+
+def test_the_page_carries_every_figure_and_needs_nothing_else(tasks):
+    text, sections = render("a run", tasks, 6)
+    page = Page(text)
+    assert page.sources == []
+    assert "http://" not in text.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+    assert {target.removeprefix("#") for target in page.targets} <= page.ids
+    assert page.svgs == 4
+    assert {"verdict", "comparison", "notes", "figures", "training", "samples", "lineage"} == set(sections)
+    for figure in ("1.4 [1.2, 1.6], n = 24", "0.5 → 0.25", "7 of 8 equal", "100 [90, 110], n = 5", "(no power)"):
+        assert figure in text
+    assert "Gate not met: acceptance" in text
+
+
+def test_text_from_the_model_is_escaped(tasks):
+    text, _ = render("a run", tasks, 6)
+    assert "Say &lt;b&gt;hi&lt;/b&gt; &amp; go" in text
+    assert "<b>hi</b>" not in text
+
+
+def test_the_reader_is_told_of_the_cpu_and_of_the_dequantised_teacher(tasks):
+    said = " ".join(notes(tasks))
+    assert "slower here than none" in said
+    assert "Q4_1" in said
+    del tasks["teacher"]
+    assert "Q4_1" not in " ".join(notes(tasks))
+
+
+def test_the_page_is_the_same_every_time(tasks):
+    assert render("a run", tasks, 6) == render("a run", tasks, 6)
