@@ -1,0 +1,95 @@
+"""Chats to memory-mapped token sequences with loss masks."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from components.chats.rows import is_held_out, read_rows
+from components.contract.context import Inputs, Output
+from components.contract.digest import StageConfig
+from components.contract.errors import UserError
+from components.contract.stage import Port
+
+ROLE = "train"
+VERSION = 1
+INPUTS = {
+    "chats": Port("regenerated chats with prompt_token_ids and token_ids"),
+    "model": Port("the model folder whose tokenizer and vocabulary the chats use"),
+}
+OUTPUTS = {
+    "{train,val}.bin": "int32 [chunks, sequence_length], C order: token ids",
+    "{train,val}.mask.bin": "uint8 [chunks, sequence_length]: 1 where the token counts as a target",
+    "{train,val}.starts.bin": "int64 [documents]: offset of each document's first token in the flattened ids",
+    "index.json": "sequence length, separator, padding, vocabulary size, what counts, and sizes per split",
+}
+
+
+class Config(StageConfig):
+    """How rows become sequences."""
+
+    sequence_length: int = Field(16384, description="Tokens per sequence (chunk)", ge=8)
+    held_out: float = Field(0.05, description="Expected share of rows in the val split", gt=0, lt=1)
+    truncated: Literal["keep", "drop"] = Field(
+        "drop", description="What to do with unfinished answers (finish_reason length); a kept one gets no end token"
+    )
+    count: Literal["all", "answer"] = Field(
+        "all",
+        description="Which tokens are loss targets: all of a row, or its answer alone; the first token of a document, "
+        "added separators and padding never are",
+    )
+    boundaries: Literal["leak"] = Field(
+        "leak",
+        description="leak: documents that share a sequence attend to the ones before them and sequences cut documents, "
+        "as in the published recipe",
+    )
+    seed: int = Field(42, description="Seed of the order of rows")
+
+
+def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
+    """Split, order, join and cut the rows; write both splits and ``index.json``."""
+    from components.checkpoint.load import load_tokenizer
+    from components.sequences.packing import Document, document, pack, shuffled
+
+    model = inputs["model"].path
+    separator = load_tokenizer(model).eos_token_id
+    if separator is None:
+        raise UserError(f"{model}: its tokenizer has no eos token, which separates the documents")
+    vocabulary = _vocabulary_size(model)
+    splits: dict[str, list[Document]] = {"train": [], "val": []}
+    dropped = 0
+    for row in read_rows(inputs["chats"].path):
+        if row.get("finish_reason") == "length" and config.truncated == "drop":
+            dropped += 1
+            continue
+        split = "val" if is_held_out(row["id"], config.held_out) else "train"
+        splits[split].append(document(row, separator, vocabulary, config.count))
+    sizes = {}
+    for split, documents in splits.items():
+        if not documents:
+            raise UserError(
+                f"{inputs['chats'].uri}: the {split} split has no rows ({dropped} unfinished answers dropped); "
+                "more chats, another held_out share or truncated: keep are needed"
+            )
+        sizes[split] = pack(shuffled(documents, config.seed), output.path, split, config.sequence_length, separator)
+        if not sizes[split]["counted"]:
+            raise UserError(f"{inputs['chats'].uri}: no token of the {split} split counts; the rows hold no answers")
+    index = {
+        "sequence_length": config.sequence_length,
+        "vocabulary_size": vocabulary,
+        "separator": separator,
+        "padding": separator,
+        "count": config.count,
+        "boundaries": config.boundaries,
+        "splits": sizes,
+    }
+    (output.path / "index.json").write_text(json.dumps(index, indent=1))
+    return {"dropped_truncated": dropped, **{f"{split}_{key}": n for split, size in sizes.items() for key, n in size.items()}}
+
+
+def _vocabulary_size(model: Path) -> int:
+    from components.checkpoint.config import read_config
+
+    config = read_config(model)
+    return int(config.get("text_config", config)["vocab_size"])

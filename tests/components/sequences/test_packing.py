@@ -1,0 +1,70 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.contract.errors import UserError
+from components.sequences.packing import document, pack, shuffled
+from components.sequences.reader import read_split
+
+EOS = 9
+
+
+def row(prompt, answer, finish="stop", row_id="r"):
+    return {"id": row_id, "prompt_token_ids": prompt, "token_ids": answer, "finish_reason": finish}
+
+
+def test_separator_is_added_only_to_finished_answers_without_one():
+    assert document(row([1, 2], [3, EOS]), EOS, 10, "all").ids.tolist() == [1, 2, 3, EOS]
+    assert document(row([1, 2], [3, 4]), EOS, 10, "all").ids.tolist() == [1, 2, 3, 4, EOS]
+    assert document(row([1, 2], [3, 4], "length"), EOS, 10, "all").ids.tolist() == [1, 2, 3, 4]
+
+
+def test_counted_tokens():
+    assert document(row([1, 2], [3, EOS]), EOS, 10, "all").mask.tolist() == [0, 1, 1, 1]
+    assert document(row([1, 2], [3, 4]), EOS, 10, "all").mask.tolist() == [0, 1, 1, 1, 0]
+    assert document(row([1, 2], [3, 4]), EOS, 10, "answer").mask.tolist() == [0, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("bad", [row([1, 99], [3]), row([], [3]), row([1, -1], [3]), {"id": "r", "token_ids": [1]}])
+def test_bad_rows_are_named(bad):
+    with pytest.raises(UserError, match="row r"):
+        document(bad, EOS, 10, "all")
+
+
+@given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 7)), min_size=1, max_size=12), st.integers(2, 9))
+def test_chunks_hold_the_documents_in_order(tmp_path_factory, shapes, length):
+    folder = tmp_path_factory.mktemp("packed")
+    documents = [document(row([1] * p, [2 + i % 5] * a), EOS, 10, "all") for i, (p, a) in enumerate(shapes)]
+    size = pack(documents, folder, "train", length, EOS)
+    (folder / "index.json").write_text(json.dumps({"sequence_length": length, "splits": {"train": size}}))
+    split = read_split(folder, "train")
+    flat = np.concatenate([one.ids for one in documents])
+    assert np.array_equal(split.ids.reshape(-1)[: len(flat)], flat)
+    assert (split.ids.reshape(-1)[len(flat) :] == EOS).all()
+    assert not split.mask.reshape(-1)[len(flat) :].any()
+    assert split.ids.size - len(flat) < length
+    assert not split.mask[:, 0].any()
+    assert [flat[start] for start in split.starts] == [1] * len(documents)
+    expected = [m for one in documents for m in one.mask]
+    assert all(
+        m == (expected[i] if i % length else 0) for i, m in enumerate(split.mask.reshape(-1)[: len(flat)].tolist())
+    )
+    assert size["counted"] == int(split.mask.sum())
+
+
+def test_order_depends_on_ids_and_seed_alone():
+    documents = [document(row([1], [2], row_id=str(i)), EOS, 10, "all") for i in range(20)]
+    ids = [one.row_id for one in shuffled(documents, 1)]
+    assert ids == [one.row_id for one in shuffled(documents[::-1], 1)]
+    assert ids != [one.row_id for one in shuffled(documents, 2)]
+
+
+def test_a_short_file_is_refused(tmp_path):
+    size = pack([document(row([1, 2], [3]), EOS, 10, "all")], tmp_path, "val", 2, EOS)
+    (tmp_path / "index.json").write_text(json.dumps({"sequence_length": 2, "splits": {"val": size}}))
+    (tmp_path / "val.bin").write_bytes(b"123")
+    with pytest.raises(UserError, match=r"val\.bin"):
+        read_split(tmp_path, "val")
