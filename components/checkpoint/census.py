@@ -1,0 +1,100 @@
+"""Which linears of a model are quantised and which are not, by their stored names."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from components.checkpoint.tensors import Tensors
+from components.contract.errors import UserError
+
+FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+)
+"""Linears that serving engines fuse into one matrix, which has one format."""
+
+_TEXT_PREFIX = ("model.language_model.", "model.")
+
+
+def compare(found: Iterable[str], expected: Iterable[str], what: str) -> None:
+    """Demand two equal sets of module names, naming the differences both ways."""
+    found, expected = set(found), set(expected)
+    if found != expected:
+        raise UserError(f"{what}: missing {_few(expected - found)}; unexpected {_few(found - expected)}")
+
+
+def unquantized(folder: Path, tensors: Tensors, quantized: Iterable[str]) -> list[str]:
+    """Return the linears that stay dense: what ``ignore`` must list, no more and no less.
+
+    These are the architecture's ``nn.Linear`` modules (an output head also when it is tied and has no tensor of its
+    own), and the matrices stored beside it that the architecture does not know (a multi-token-prediction module).
+    """
+    quantized = set(quantized)
+    skeleton = _skeleton(folder)
+    known = {_stored_name(name, tensors) for name, _ in skeleton.named_modules()}
+    linears = {_stored_name(name, tensors) for name, one in skeleton.named_modules() if isinstance(one, nn.Linear)}
+    foreign = {
+        name.removesuffix(".weight")
+        for name in tensors
+        if name.endswith(".weight") and len(tensors.shape(name)) == 2 and name.removesuffix(".weight") not in known
+    }
+    return sorted((linears | foreign) - quantized)
+
+
+def check_fused(quantized: Iterable[str], dense: Iterable[str]) -> None:
+    """Demand that linears which an engine fuses are quantised together or not at all.
+
+    Raises:
+        UserError: naming the module on whose side its siblings are not.
+    """
+    quantized, dense = set(quantized), set(dense)
+    for module in sorted(quantized):
+        parent, _, name = module.rpartition(".")
+        for family in FUSED:
+            if name in family and (split := [f"{parent}.{other}" for other in family if f"{parent}.{other}" in dense]):
+                raise UserError(f"{module} is quantised but {', '.join(split)} not; they are fused when served")
+
+
+def locate(model: nn.Module, stored: Iterable[str]) -> dict[str, str]:
+    """Map stored module names to names in a loaded model; modules that it does not have (MTP, vision) are left out.
+
+    A text model loaded from a multimodal checkpoint lacks the ``language_model`` part of the name.
+    """
+    present = {name for name, _ in model.named_modules()}
+    found = {}
+    for name in stored:
+        for candidate in (name, name.replace(*_TEXT_PREFIX, 1)):
+            if candidate in present:
+                found[name] = candidate
+                break
+    return found
+
+
+def _skeleton(folder: Path) -> nn.Module:
+    """Return the model without memory for its weights."""
+    config: Any = AutoConfig.from_pretrained(folder)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    architecture = getattr(transformers, (config.architectures or [""])[0], None)
+    with torch.device("meta"):
+        model: nn.Module = architecture(config) if architecture else AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def _stored_name(name: str, tensors: Tensors) -> str:
+    prefixed = name.replace(*reversed(_TEXT_PREFIX), 1) if name.startswith("model.") else name
+    if any(stored.startswith(f"{prefixed}.") for stored in tensors):
+        return prefixed
+    return name
+
+
+def _few(names: set[str], limit: int = 5) -> str:
+    shown = ", ".join(sorted(names)[:limit]) or "none"
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

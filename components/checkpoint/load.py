@@ -1,0 +1,56 @@
+"""Model folders as transformers models: dense ones as they are, W4A16 ones unpacked exactly."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from components.checkpoint.config import read_config
+from components.checkpoint.unpack import dense_tensors
+from components.contract.errors import UserError
+
+
+def load_model(folder: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    """Load a dense or W4A16 folder as a causal language model with dense weights, in eval mode, attention by SDPA.
+
+    A W4A16 weight is codes × scales, rounded once to ``dtype``. Of a multimodal checkpoint the text model is loaded.
+
+    Raises:
+        UserError: the folder is damaged, of an unknown architecture, or lacks or adds tensors.
+    """
+    folder = Path(folder)
+    read_config(folder)
+    try:
+        config: Any = AutoConfig.from_pretrained(folder)
+        architecture = AutoModelForCausalLM._model_mapping[type(config)]
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{folder / 'config.json'}: not a causal language model that transformers knows") from error
+    if architecture.config_class is not type(config):
+        config = config.get_text_config()
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model, report = architecture.from_pretrained(
+        None,
+        config=config,
+        state_dict=dict(dense_tensors(folder, dtype)),
+        dtype=dtype,
+        attn_implementation="sdpa",
+        output_loading_info=True,
+    )
+    for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[fault]:
+            names = sorted(map(str, report[fault]))
+            raise UserError(f"{folder}: {fault.replace('_', ' ')} in its tensors: {', '.join(names[:5])}")
+    model.config._name_or_path = str(folder)
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model folder, its chat template with it."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: no tokenizer that loads ({error})") from error
+    return tokenizer
