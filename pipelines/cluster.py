@@ -59,4 +59,5 @@ class Cluster(_Strict):
         """Return the task's placement: its own fields over its role's."""
         below = self.roles.get(role, Placement())  # type: ignore[call-overload]
         above = self.tasks.get(task, Placement())
-        return below.model_copy(update=above.model_dump(exclude_none=True))
+        given = {name: value for name, value in above if value is not None}
+        return below.model_copy(update=given)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from components.contract.digest import StageConfig
-from pipelines.recipe import TASKS, Recipe
+from pipelines.recipe import EVIDENCE, MEASUREMENTS, TASKS, Recipe
 
 
 @dataclass(frozen=True)
@@ -23,22 +23,22 @@ Source = str | LocalFile
 class Task:
     """One run of a stage.
 
-    ``inputs`` maps each port to its sources, in order. A task that ``tolerates`` failures starts once the tasks it
-    reads have ended, whatever their exit codes were.
+    ``inputs`` maps each port to its sources, in order. The task starts once the tasks it reads have succeeded; those
+    it ``tolerates`` only have to have ended.
     """
 
     name: str
     stage: str
     config: StageConfig
     inputs: dict[str, tuple[Source, ...]] = field(default_factory=dict)
-    tolerates: bool = False
+    tolerates: tuple[str, ...] = ()
 
 
 def build(recipe: Recipe) -> list[Task]:
     """Return the recipe's tasks; each reads only tasks before it."""
     tasks: list[Task] = []
 
-    def add(name: str, tolerates: bool = False, **inputs: Source | Sequence[Source]) -> str:
+    def add(name: str, tolerates: tuple[str, ...] = (), **inputs: Source | Sequence[Source]) -> str:
         bound = {port: (given,) if isinstance(given, Source) else tuple(given) for port, given in inputs.items()}
         bound = {port: sources for port, sources in bound.items() if sources}
         tasks.append(Task(name, TASKS[name], recipe.configs[name], bound, tolerates))
@@ -49,8 +49,7 @@ def build(recipe: Recipe) -> list[Task]:
 
     # The teacher answers prompts a.
     teacher = add("teacher")
-    prompts_eval = add("prompts_eval", files=files(recipe.files.prompts_eval))
-    prompts_a = add("prompts_a", files=files(recipe.files.prompts_a), exclude=[prompts_eval])
+    prompts_a = add("prompts_a", files=files(recipe.files.prompts_a))
     regen_a = add("regen_a", prompts=prompts_a, model=teacher)
 
     # Its answers train the INT4 target on a frozen grid.
@@ -62,21 +61,22 @@ def build(recipe: Recipe) -> list[Task]:
 
     # A first drafter learns beside QAD; a second starts from it and learns from the packed target's own answers.
     drafter_1 = add("drafter_1", target=teacher, chats=regen_a)
-    prompts_b = add("prompts_b", files=files(recipe.files.prompts_b), exclude=[prompts_eval, prompts_a])
+    prompts_b = add("prompts_b", files=files(recipe.files.prompts_b), exclude=prompts_a)
     regen_b = add("regen_b", prompts=prompts_b, model=pack)
     drafter_2 = add("drafter_2", target=pack, chats=regen_b, init=drafter_1)
     gptq = add("gptq", drafter=drafter_2, target=pack, chats=regen_b)
     bundle = add("bundle", target=pack, drafter=gptq)
 
     # Three measurements on held-out prompts, each against the one before it.
-    held_out = {"prompts": prompts_eval, "tasks": files(recipe.files.tasks)}
-    baseline = add("measure_baseline", model=teacher, **held_out)
-    target = add("measure_target", model=pack, baseline=baseline, **held_out)
-    pair = add("measure_pair", model=bundle, baseline=target, chats=regen_b, **held_out)
-    evidence = [qad, select, pack, drafter_1, drafter_2, gptq]
-    gate = add("gate", measurements=[baseline, target, pair], stages=evidence)
+    prompts_eval = add("prompts_eval", files=files(recipe.files.prompts_eval), exclude=[prompts_a, prompts_b])
+    tasks_files = files(recipe.files.tasks)
+    baseline = add("measure_baseline", model=teacher, prompts=prompts_eval, tasks=tasks_files)
+    target = add("measure_target", model=pack, prompts=prompts_eval, tasks=tasks_files, baseline=baseline)
+    add("measure_pair", model=bundle, prompts=prompts_eval, tasks=tasks_files, baseline=target, chats=regen_b)
+    gate = add("gate", measurements=MEASUREMENTS, stages=EVIDENCE)
 
-    # The report reads everything that exists whether or not the gate is met; deployment needs a met gate.
-    add("report", tolerates=True, stages=[task.name for task in tasks])
+    # The report is written whether or not the gate is met; a deployment needs a met gate.
+    reported = [name for name in recipe.configs if name not in ("report", "deploy")]
+    add("report", stages=reported, tolerates=(gate,))
     add("deploy", bundle=bundle, verdict=gate)
     return tasks

@@ -3,16 +3,30 @@
 Everything that executes or renders the pipeline reads a :class:`Plan` and nothing else.
 """
 
+import json
+import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.table import Table
+
+from components.contract.context import FILES
+from components.contract.digest import file_sha256
+from components.contract.errors import UserError
+from components.contract.invocation import invocation
+from components.contract.stage import load
+from components.store.artifact import read_manifest
 from components.store.backend import Store
 from pipelines.cluster import Cluster
+from pipelines.dag import LocalFile, Task, build
 from pipelines.recipe import Recipe
+from pipelines.why import History
 
 State = Literal["cached", "run", "blocked", "skipped"]
+
+_MISSING = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -30,10 +44,10 @@ class Selection:
 class PlannedTask:
     """One task of a plan.
 
-    ``argv`` follows the interpreter (``["-m", "components.qad", …]``). ``needs`` must have succeeded before the task
-    starts; ``soft_needs`` must have ended, whatever their exit codes. ``state``: ``cached`` (committed already),
-    ``run``, ``blocked`` (selected but cannot run; ``why`` says what is missing), ``skipped`` (not selected and not
-    committed). ``files_to_upload`` are (local file, store key) pairs that must be in the store before it starts.
+    ``argv`` follows the interpreter (``-m components.qad …``). ``needs`` must have succeeded before the task starts;
+    ``soft_needs`` must have ended, whatever their exit codes. ``state``: ``cached`` (committed already), ``run``,
+    ``blocked`` (selected but cannot run; ``why`` says what is missing), ``skipped`` (not selected, not committed).
+    ``files_to_upload`` are (local file, store key) pairs that must be in the store before the task starts.
     """
 
     name: str
@@ -62,27 +76,159 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values, for ``qdflash plan --json``."""
-        raise NotImplementedError
+        tasks = [asdict(task) for task in self.tasks]
+        for task in tasks:
+            task["files_to_upload"] = [{"file": str(path), "key": key} for path, key in task["files_to_upload"]]
+        return {"recipe": self.recipe, "store": self.store, "tasks": tasks}
 
 
-def make_plan(recipe: Recipe, store: Store, selection: Selection = Selection()) -> Plan:  # noqa: B008
+def make_plan(recipe: Recipe, store: Store, selection: Selection | None = None) -> Plan:
     """Decide what would run. Reads the store, writes nothing.
 
-    Raises :class:`UserError` for a selection that names no task.
+    Raises :class:`UserError` for a selection that names no task of the recipe.
     """
-    raise NotImplementedError
+    tasks = build(recipe)
+    selected = _selected(tasks, selection or Selection())
+    salts, history = read_salts(recipe, store), History(store)
+    planned: dict[str, PlannedTask] = {}
+    for task in tasks:
+        planned[task.name] = _plan_task(task, recipe, store, planned, task.name in selected, salts, history)
+    return Plan(recipe.name, store.url, tuple(planned.values()), recipe.cluster)
+
+
+def _plan_task(
+    task: Task,
+    recipe: Recipe,
+    store: Store,
+    before: dict[str, PlannedTask],
+    selected: bool,
+    salts: dict[str, str],
+    history: History,
+) -> PlannedTask:
+    """Plan one task, given those it reads."""
+    module = load(task.stage)
+    uris: dict[str, list[str]] = {}
+    reads: dict[str, str] = {}
+    uploads: dict[Path, str] = {}
+    for port, sources in task.inputs.items():
+        for source in sources:
+            if isinstance(source, LocalFile):
+                sha256 = file_sha256(source.path) if source.path.is_file() else _MISSING
+                uploads[source.path] = f"{FILES}/{sha256}/{source.path.name}"
+                uri = store.uri(uploads[source.path])
+            else:
+                uri = before[source].uri
+                reads[uri] = source
+            uris.setdefault(port, []).append(uri)
+    salt = salts.get(task.name)
+    call = invocation(task.stage, store.url, task.config, uris, salt)
+    memoised = getattr(module, "MEMOISED", True)
+    sources_before = [before[name] for name in dict.fromkeys(reads.values())]
+    state: State
+    if memoised and read_manifest(store, task.stage, call.digest):
+        state, why = "cached", "committed"
+    elif not selected:
+        state, why = "skipped", "not selected, not committed"
+    elif obstacle := _obstacle(list(uploads), sources_before):
+        state, why = "blocked", obstacle
+    elif not memoised:
+        state, why = "run", "runs every time"
+    else:
+        running = {one.uri: one.name for one in sources_before if one.state == "run"}
+        state, why = "run", history.explain(task.stage, module.VERSION, task.config, uris, salt, running)
+    resources = recipe.resources[task.name]
+    return PlannedTask(
+        name=task.name,
+        stage=task.stage,
+        role=module.ROLE,
+        argv=call.argv,
+        needs=tuple(one.name for one in sources_before if one.name not in task.tolerates),
+        soft_needs=task.tolerates,
+        cpu=resources.cpu,
+        memory_gb=resources.memory_gb,
+        digest=call.digest,
+        uri=call.uri,
+        state=state,
+        why=why,
+        files_to_upload=tuple(uploads.items()),
+    )
+
+
+def _obstacle(files: list[Path], sources: list[PlannedTask]) -> str | None:
+    """Say what keeps a selected task from running, or None."""
+    for path in files:
+        if not path.is_file():
+            return f"{path}: no such file"
+    for source in sources:
+        if source.state == "blocked":
+            return f"below {source.name}, which is blocked"
+        if source.state == "skipped":
+            return f"{source.name} is not committed and not selected"
+    return None
+
+
+def _selected(tasks: list[Task], selection: Selection) -> set[str]:
+    """Return the names of the tasks that may run."""
+    if not selection.only and not selection.start:
+        return {task.name for task in tasks}
+    chosen = _expand(tasks, selection.only) | _expand(tasks, selection.start)
+    below = _expand(tasks, selection.start)
+    for task in tasks:
+        read = {source for sources in task.inputs.values() for source in sources if isinstance(source, str)}
+        if read & below:
+            below.add(task.name)
+    return chosen | below
+
+
+def _expand(tasks: list[Task], names: Iterable[str]) -> set[str]:
+    """Turn task and stage names into task names."""
+    found = set()
+    for name in names:
+        matches = {task.name for task in tasks if name in (task.name, task.stage)}
+        if not matches:
+            raise UserError(
+                f"{name}: no such task or stage in this recipe; there are {', '.join(t.name for t in tasks)}"
+            )
+        found |= matches
+    return found
+
+
+def read_salts(recipe: Recipe, store: Store) -> dict[str, str]:
+    """Return the salts of forced tasks, by task name."""
+    data = store.read(_salts_key(recipe))
+    return json.loads(data) if data else {}
 
 
 def force(recipe: Recipe, store: Store, names: Iterable[str]) -> None:
     """Record a new salt for each named task or stage (``--force``): it and everything below gets a new digest."""
-    raise NotImplementedError
+    forced = {name: uuid.uuid4().hex[:12] for name in sorted(_expand(build(recipe), names))}
+    store.write(_salts_key(recipe), json.dumps(read_salts(recipe, store) | forced, indent=1).encode())
 
 
 def unforce(recipe: Recipe, store: Store, names: Iterable[str]) -> None:
     """Forget the salts of the named tasks or stages (``--unforce``)."""
-    raise NotImplementedError
+    named = _expand(build(recipe), names)
+    kept = {name: salt for name, salt in read_salts(recipe, store).items() if name not in named}
+    store.write(_salts_key(recipe), json.dumps(kept, indent=1).encode())
 
 
-def render_table(plan: Plan) -> Any:
-    """Return a rich table of the plan for people."""
-    raise NotImplementedError
+def _salts_key(recipe: Recipe) -> str:
+    return f"_salts/{recipe.name}.json"
+
+
+_COLOURS = {"cached": "green", "run": "yellow", "blocked": "red", "skipped": "dim"}
+
+
+def render_table(plan: Plan) -> Table:
+    """Return a table of the plan for people."""
+    table = Table(title=f"{plan.recipe} on {plan.store}", title_justify="left")
+    for column in ("task", "role", "digest", "state"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("why")
+    table.add_column("cpu", justify="right")
+    table.add_column("GB", justify="right")
+    for task in plan.tasks:
+        state = f"[{_COLOURS[task.state]}]{task.state}[/]"
+        digest, memory = task.digest[:12], f"{task.memory_gb:g}"
+        table.add_row(task.name, task.role, digest, state, task.why, str(task.cpu), memory)
+    return table

@@ -7,6 +7,7 @@ A recipe never names a store, an endpoint or a credential.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,14 +49,23 @@ TASKS: dict[str, str] = {
 """Task to stage: the sections a recipe may have. ``int4`` takes the place of ``ptq`` when a recipe names one."""
 
 SHARED: dict[str, tuple[str, ...]] = {
-    stage: tasks
-    for stage in STAGES
-    if stage not in TASKS and len(tasks := tuple(task for task, of in TASKS.items() if of == stage)) > 1
+    "prompts": ("prompts_a", "prompts_b", "prompts_eval"),
+    "regen": ("regen_a", "regen_b"),
+    "drafter": ("drafter_1", "drafter_2"),
+    "measure": ("measure_baseline", "measure_target", "measure_pair"),
 }
 """Stage to the tasks that inherit from its shared section."""
-SHARED.pop("model")
+
+MEASUREMENTS = SHARED["measure"]
+EVIDENCE = ("qad", "select", "pack", "drafter_1", "drafter_2", "gptq")
+"""The tasks beside the measurements whose metrics a gate's rules may name."""
 
 _ROLE_RESOURCES = {"core": (1, 1.0), "train": (2, 5.0), "vllm": (2, 6.0)}
+_LATER = ("report", "deploy")
+
+
+SECTIONS = ("name", "template", "files", *SHARED, *TASKS, "resources", "cluster")
+NAME = r"[a-z0-9][a-z0-9.-]*"
 
 
 class Strict(BaseModel):
@@ -169,37 +179,64 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
             faults.extend(explain(error, name, model))
             return None
 
-    known = {"name", "template", "files", "resources", "cluster", *TASKS, *SHARED}
-    faults.extend(_unknown(name, name, known) for name in data if name not in known)
-    if not isinstance(data.get("name"), str):
-        faults.append("name: missing; it names the recipe in the store and in reports")
+    faults.extend(_unknown(name, name, SECTIONS) for name in data if name not in SECTIONS)
+    if not isinstance(data.get("name"), str) or not re.fullmatch(NAME, data["name"]):
+        faults.append(f"name: must match {NAME}; it names the recipe in the store and in reports")
     if "int4" in data and "ptq" in data:
         faults.append("int4, ptq: give one of the two, an INT4 checkpoint or how to make one")
     template = section(Template, "template", data.get("template"))
     files = section(Files, "files", data.get("files"))
     cluster = section(Cluster, "cluster", data.get("cluster"))
+    tasks = [task for task in TASKS if task != ("ptq" if "int4" in data else "int4")]
     configs = {}
-    for stage in SHARED:
-        section(load(stage).Config, stage, _without_template(data.get(stage)))
-    for task, stage in TASKS.items():
-        if task == ("ptq" if "int4" in data else "int4"):
-            continue
-        config = load(stage).Config
-        values = data.get(task) or {}
+    for task in tasks:
+        stage = TASKS[task]
+        fields = load(stage).Config.model_fields
+        given = data.get(task)
         if task in SHARED.get(stage, ()):
-            values = _merge(data.get(stage) or {}, values)
-        if isinstance(values, dict) and "template" in config.model_fields:
-            if "template" in values:
-                faults.append(f"{task}.template: set the recipe's one template section instead")
-            values = {**values, "template": data.get("template") or {}}
-        configs[task] = section(config, task, values)
-    resources = _resources(data.get("resources") or {}, configs, section, faults)
+            given = _merge(data.get(stage) or {}, given or {})
+        filled = {name: value for name, value in _filled(task, tasks, data).items() if name in fields}
+        if isinstance(given, dict):
+            faults.extend(f"{task}.{name}: {_FILLED[name]}" for name in filled if name in given)
+        if isinstance(given or {}, dict):
+            given = {**(given or {}), **filled}
+        configs[task] = section(load(stage).Config, task, given)
+    faults = [_as_written(fault, data) for fault in faults]
+    resources = _resources(data.get("resources") or {}, tasks, section, faults)
+    faults.extend(
+        f"cluster.tasks.{name}: no such task" for name in (cluster.tasks if cluster else ()) if name not in tasks
+    )
     if faults:
         raise _Faults(*dict.fromkeys(faults))
     return Recipe(data["name"], path.resolve(), template, files, configs, resources, cluster)
 
 
-def _resources(given: Any, configs: dict[str, Any], section: Any, faults: list[str]) -> dict[str, Resources]:
+_FILLED = {"template": "give the recipe's one template section instead", "names": "the pipeline fills this in"}
+
+
+def _filled(task: str, tasks: list[str], data: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a task's config that its own section may not give."""
+    filled: dict[str, Any] = {"template": data.get("template") or {}}
+    if task == "gate":
+        filled["names"] = [*MEASUREMENTS, *EVIDENCE]
+    if task == "report":
+        filled["names"] = [name for name in tasks if name not in _LATER]
+    return filled
+
+
+def _as_written(fault: str, data: dict[str, Any]) -> str:
+    """Name a fault of an inherited field by the shared section that holds it."""
+    task, _, rest = fault.partition(".")
+    stage = TASKS.get(task, "")
+    field = re.split(r"[.:]", rest, maxsplit=1)[0]
+    shared, own = data.get(stage), data.get(task)
+    inherited = task in SHARED.get(stage, ()) and isinstance(shared, dict) and field in shared
+    if inherited and not (isinstance(own, dict) and field in own):
+        return f"{stage}.{rest}"
+    return fault
+
+
+def _resources(given: Any, tasks: list[str], section: Any, faults: list[str]) -> dict[str, Resources]:
     """Default by role, then the stage's entry, then the task's."""
     if not isinstance(given, dict):
         faults.append("resources: expected a mapping of stage or task to cpu and memory_gb")
@@ -207,7 +244,7 @@ def _resources(given: Any, configs: dict[str, Any], section: Any, faults: list[s
     known = {*TASKS, *STAGES}
     faults.extend(_unknown(f"resources.{name}", name, known) for name in given if name not in known)
     found = {}
-    for task in configs:
+    for task in tasks:
         stage = TASKS[task]
         cpu, memory_gb = _ROLE_RESOURCES[load(stage).ROLE]
         values = _merge({"cpu": cpu, "memory_gb": memory_gb}, given.get(stage) or {})
@@ -239,7 +276,3 @@ def _merge(below: Any, above: Any) -> Any:
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
     return {**below, **{key: _merge(below.get(key), value) for key, value in above.items()}}
-
-
-def _without_template(values: Any) -> Any:
-    return values

@@ -1,6 +1,7 @@
 """A stage as a KFP container component. Imports kfp: only the stages' ``component.py`` may import this module."""
 
 import inspect
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def artifact_inputs(argv: Sequence[str]) -> dict[str, str]:
 
     A port bound once keeps its name; one bound several times becomes ``port_0``, ``port_1``, …
     """
-    pairs = [after.partition("=")[::2] for flag, after in zip(argv, argv[1:], strict=False) if flag == "--input"]
+    pairs = [after.partition("=")[::2] for flag, after in itertools.pairwise(argv) if flag == "--input"]
     bound: dict[str, list[str]] = {}
     for port, uri in pairs:
         if f"/{FILES}/" not in uri:
