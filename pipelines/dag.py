@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from components.contract.digest import StageConfig
 from pipelines.recipe import EVIDENCE, MEASUREMENTS, TASKS, Recipe
@@ -34,6 +35,11 @@ class Task:
     tolerates: tuple[str, ...] = ()
 
 
+def _calibrates(ptq: Any) -> bool:
+    """Say whether post-training quantisation reads chats: plain rounding need not wait for them."""
+    return ptq.method != "rtn"
+
+
 def build(recipe: Recipe) -> list[Task]:
     """Return the recipe's tasks; each reads only tasks before it."""
     tasks: list[Task] = []
@@ -53,7 +59,10 @@ def build(recipe: Recipe) -> list[Task]:
     regen_a = add("regen_a", prompts=prompts_a, model=teacher)
 
     # Its answers train the INT4 target on a frozen grid.
-    int4 = add("int4") if "int4" in recipe.configs else add("ptq", model=teacher, chats=regen_a)
+    if "int4" in recipe.configs:
+        int4 = add("int4")
+    else:
+        int4 = add("ptq", model=teacher, chats=regen_a if _calibrates(recipe.configs["ptq"]) else ())
     sequences = add("sequences", chats=regen_a, model=teacher)
     qad = add("qad", teacher=teacher, student=int4, sequences=sequences)
     select = add("select", qad=qad, student=int4, teacher=teacher, sequences=sequences)

@@ -195,9 +195,9 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
         given = data.get(task)
         if task in SHARED.get(stage, ()):
             given = _merge(data.get(stage) or {}, given or {})
-        filled = {name: value for name, value in _filled(task, tasks, data).items() if name in fields}
+        filled = {name: value for name, value in _filled(task, tasks, template).items() if name in fields}
         if isinstance(given, dict):
-            faults.extend(f"{task}.{name}: {_FILLED[name]}" for name in filled if name in given)
+            faults.extend(f"{task}.{name}: {FILLED[name]}" for name in filled if name in given)
         if isinstance(given or {}, dict):
             given = {**(given or {}), **filled}
         configs[task] = section(load(stage).Config, task, given)
@@ -211,12 +211,13 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
     return Recipe(data["name"], path.resolve(), template, files, configs, resources, cluster)
 
 
-_FILLED = {"template": "give the recipe's one template section instead", "names": "the pipeline fills this in"}
+FILLED = {"template": "give the recipe's one template section instead", "names": "the pipeline fills this in"}
+"""Config fields that a section may not give, and why."""
 
 
-def _filled(task: str, tasks: list[str], data: dict[str, Any]) -> dict[str, Any]:
+def _filled(task: str, tasks: list[str], template: Template | None) -> dict[str, Any]:
     """Return the fields of a task's config that its own section may not give."""
-    filled: dict[str, Any] = {"template": data.get("template") or {}}
+    filled: dict[str, Any] = {"template": template or Template()}
     if task == "gate":
         filled["names"] = [*MEASUREMENTS, *EVIDENCE]
     if task == "report":
@@ -261,6 +262,8 @@ def explain(error: ValidationError, section: str, model: type[BaseModel]) -> lis
         if fault["type"] == "extra_forbidden":
             names = model.model_fields if len(fault["loc"]) == 1 else {}
             phrases.append(_unknown(place, str(fault["loc"][-1]), names))
+        elif fault["type"] == "model_type":
+            phrases.append(f"{place}: expected a mapping of fields")
         else:
             phrases.append(f"{place}: {fault['msg']}")
     return phrases

@@ -10,14 +10,17 @@ from kfp import dsl
 from components.contract.context import FILES
 
 
-def container_component(stage: str, image: str, argv: Sequence[str], name: str | None = None) -> Any:
+def container_component(
+    stage: str, image: str, argv: Sequence[str], name: str | None = None, edges: bool = True
+) -> Any:
     """Return the KFP component that runs ``argv`` (see :mod:`components.contract.invocation`) in ``image``.
 
     Its inputs are artifacts, one for each artifact that ``argv`` binds, named by :func:`artifact_inputs`; they draw
     the edges, while ``argv`` carries the addresses. Its output ``artifact`` is a copy of the committed manifest, with
-    the artifact's digest and address as metadata. ``name`` is the task's name, the stage's when not given.
+    the artifact's digest and address as metadata. ``name`` is the task's name, the stage's when not given; without
+    ``edges`` the component has no inputs, for a task that must run although one it reads has failed.
     """
-    ports = artifact_inputs(argv)
+    ports = artifact_inputs(argv) if edges else {}
 
     def task(*bound: Any) -> dsl.ContainerSpec:
         artifact = bound[-1]

@@ -1,0 +1,94 @@
+"""A plan as a Kubeflow pipeline: KFP IR YAML with the plan's own argv in every task."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from kfp import compiler, dsl, kubernetes
+
+from components.contract.container import artifact_inputs
+from components.contract.errors import UserError
+from components.store.artifact import MANIFEST
+from pipelines.cluster import Placement
+from pipelines.plan import Plan, PlannedTask
+
+
+def compile_plan(plan: Plan, path: Path) -> None:
+    """Write the IR YAML of ``plan`` to ``path``; the same plan gives the same bytes.
+
+    Cached tasks become importers of their manifests, skipped ones are left out. KFP's own cache is off: the plan has
+    decided already. Raises :class:`UserError` for a blocked task, a missing image, or a store that pods cannot reach.
+    """
+    _check(plan)
+
+    @dsl.pipeline(name=plan.recipe, description=f"qdflash recipe {plan.recipe} on {plan.store}")
+    def pipeline() -> None:
+        made: dict[str, Any] = {}
+        for task in plan.tasks:
+            if task.state == "cached":
+                made[task.name] = _importer(task)
+            elif task.state == "run":
+                made[task.name] = _pod(plan, task, made)
+
+    compiler.Compiler().compile(pipeline, str(path))
+
+
+def _check(plan: Plan) -> None:
+    if not plan.store.startswith("s3://"):
+        raise UserError(f"store {plan.store}: pods cannot reach a folder; compile with --store s3://bucket/prefix")
+    for task in plan.tasks:
+        if task.state == "blocked":
+            raise UserError(f"{task.name}: blocked: {task.why}")
+        if task.state == "run" and getattr(plan.cluster.images, task.role) is None:
+            example = f"registry.example/qdflash-{task.role}@sha256:…"
+            raise UserError(f"cluster.images.{task.role}: not given; name the image by digest, such as {example}")
+
+
+def _importer(task: PlannedTask) -> Any:
+    """Import a committed task's manifest in its place: no pod starts to find nothing to do."""
+    metadata = {"digest": task.digest, "uri": task.uri, "stage": task.stage}
+    imported = dsl.importer(
+        artifact_uri=f"{task.uri}/{MANIFEST}", artifact_class=dsl.Artifact, reimport=False, metadata=metadata
+    )
+    return imported.set_display_name(task.name)
+
+
+def _pod(plan: Plan, task: PlannedTask, made: dict[str, Any]) -> Any:
+    """Add the task as a pod that reads the manifests of the tasks it needs."""
+    module = importlib.import_module(f"components.{task.stage}.component")
+    image = getattr(plan.cluster.images, task.role)
+    makers = {one.uri: made[one.name] for one in plan.tasks if one.name in made}
+    if task.soft_needs:
+        # KFP refuses inputs from tasks that may fail: this pod is ordered after all it reads, and runs regardless.
+        component = module.component(image, task.argv, name=task.name, edges=False)
+        pod = component().after(*(made[name] for name in (*task.needs, *task.soft_needs))).ignore_upstream_failure()
+    else:
+        component = module.component(image, task.argv, name=task.name)
+        pod = component(**{port: makers[uri].output for port, uri in artifact_inputs(task.argv).items()})
+    pod.set_display_name(task.name).set_caching_options(False)
+    if plan.cluster.retries:
+        pod.set_retry(plan.cluster.retries, backoff_duration="60s", backoff_factor=2.0, backoff_max_duration="600s")
+    _place(pod, plan.cluster.placement(task.name, task.role))
+    return pod
+
+
+def _place(pod: Any, placement: Placement) -> None:
+    """Give the pod its resources, node, /dev/shm, secrets and settings."""
+    if placement.cpu:
+        pod.set_cpu_request(placement.cpu).set_cpu_limit(placement.cpu)
+    if placement.memory:
+        pod.set_memory_request(placement.memory).set_memory_limit(placement.memory)
+    if placement.gpus:
+        pod.set_accelerator_type(placement.gpu_resource or "nvidia.com/gpu").set_accelerator_limit(placement.gpus)
+    if placement.shm:
+        kubernetes.empty_dir_mount(
+            pod, volume_name="shm", mount_path="/dev/shm", medium="Memory", size_limit=placement.shm
+        )
+    for key, value in (placement.node_selector or {}).items():
+        kubernetes.add_node_selector(pod, key, value)
+    for toleration in placement.tolerations or []:
+        kubernetes.add_toleration(pod, **toleration.model_dump(exclude_none=True))
+    for secret, keys in (placement.secrets or {}).items():
+        kubernetes.use_secret_as_env(pod, secret_name=secret, secret_key_to_env=keys)
+    for config_map, keys in (placement.config_maps or {}).items():
+        kubernetes.use_config_map_as_env(pod, config_map_name=config_map, config_map_key_to_env=keys)
