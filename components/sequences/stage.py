@@ -41,7 +41,7 @@ class Config(StageConfig):
     )
     boundaries: Literal["leak"] = Field(
         "leak",
-        description="leak: documents that share a sequence attend to the ones before them and sequences cut documents, "
+        description="leak: documents of one sequence attend to the ones before them, and sequences cut documents, "
         "as in the published recipe",
     )
     seed: int = Field(42, description="Seed of the order of rows")
@@ -85,7 +85,10 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         "splits": sizes,
     }
     (output.path / "index.json").write_text(json.dumps(index, indent=1))
-    return {"dropped_truncated": dropped, **{f"{split}_{key}": n for split, size in sizes.items() for key, n in size.items()}}
+    return {
+        "dropped_truncated": dropped,
+        **{f"{split}_{key}": n for split, size in sizes.items() for key, n in size.items()},
+    }
 
 
 def _vocabulary_size(model: Path) -> int:

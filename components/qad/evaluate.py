@@ -1,0 +1,39 @@
+"""How far a student is from its teacher on held-out sequences."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from components.qad.hidden import TeacherStates, hidden_states, ids_of, targets_of
+from components.qad.loss import divergence
+from components.sequences.reader import Split
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Mean forward KL in nats per token at temperature 1, share of equal first choices, and the number of tokens."""
+
+    kl: float
+    top1_agreement: float
+    tokens: int
+
+
+@torch.no_grad()
+def distance(
+    student: PreTrainedModel,
+    student_head: Tensor,
+    teacher: TeacherStates,
+    teacher_head: Tensor,
+    split: Split,
+    indices: Iterable[int],
+) -> Distance:
+    """Compare both models on the counted tokens of the given sequences, one sequence at a time."""
+    total, agreed, tokens = 0.0, 0, 0
+    for index in indices:
+        states = hidden_states(student, ids_of(split, index))[0, :-1][targets_of(split, index)]
+        kl, same = divergence(states, student_head, teacher(index), teacher_head)
+        total, agreed, tokens = total + kl, agreed + same, tokens + len(states)
+    return Distance(total / max(tokens, 1), agreed / max(tokens, 1), tokens)

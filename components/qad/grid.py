@@ -1,0 +1,51 @@
+"""The fake quantiser: Q_s(W) = s · clamp(round(W / s), −8, 7) with s frozen and an identity gradient.
+
+Source: "Quantize the Target, Quantize the Drafter" (arXiv 2607.04244), section 2.1. Division and rounding are fp32.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from components.checkpoint.grid import Quantized
+from components.checkpoint.quantize import dequantize, fake_quantize
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, masters: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = masters.dtype
+        return fake_quantize(masters.to(dtype), scales)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0].to(ctx.dtype), None, None
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer that computes with its fake-quantised latents.
+
+    ``weight`` is the fp32 master [out, in], which alone trains; what the forward quantises, and a checkpoint stores,
+    is :attr:`latents`, the master in the compute type. ``weight_scale`` [out, in / group] is as stored.
+    """
+
+    weight_scale: Tensor
+
+    def __init__(self, quantized: Quantized, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.weight = nn.Parameter(dequantize(quantized.codes, quantized.scales, torch.float32))
+        self.register_buffer("weight_scale", quantized.scales)
+        self.bias = bias
+
+    @property
+    def latents(self) -> Tensor:
+        """What the forward quantises: [out, in] in the compute type, detached."""
+        return self.weight.detach().to(self.dtype)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map [..., in] to [..., out]."""
+        weight: Tensor = _StraightThrough.apply(self.weight, self.weight_scale, self.dtype)
+        return F.linear(hidden, weight, self.bias)

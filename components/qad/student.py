@@ -1,0 +1,109 @@
+"""The student: the INT4 checkpoint's model with its quantised linears made trainable on their own grid."""
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from components.checkpoint.config import read_config
+from components.checkpoint.grid import read_grid
+from components.checkpoint.load import load_model
+from components.checkpoint.quantize import integer_codes
+from components.contract.errors import UserError
+from components.qad.grid import QuantizedLinear
+
+FILE = "latents.safetensors"
+
+
+class Student:
+    """The model, its :class:`QuantizedLinear` layers by their names in the INT4 checkpoint, and the start's codes.
+
+    Everything but the layers' latents is the INT4 checkpoint's and frozen. MTP modules, which transformers does not
+    load, take no part.
+
+    Raises:
+        UserError: the checkpoint's grid and the model disagree, naming the module.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        self.model: PreTrainedModel = load_model(folder, dtype).requires_grad_(False)
+        self.layers: dict[str, QuantizedLinear] = {}
+        self.start: dict[str, Tensor] = {}
+        modules = dict(self.model.named_modules())
+        for name, quantized in read_grid(folder).items():
+            if name.startswith("mtp."):
+                continue
+            inner = name.replace("model.language_model.", "model.", 1)
+            linear = modules.get(name, modules.get(inner))
+            if not isinstance(linear, torch.nn.Linear) or linear.weight.shape != quantized.codes.shape:
+                shape = list(quantized.codes.shape)
+                raise UserError(f"{folder}: {name} is quantised as {shape}, but the model has no such linear")
+            self.layers[name] = QuantizedLinear(quantized, linear.bias, dtype)
+            self.start[name] = quantized.codes
+            self.model.set_submodule(name if name in modules else inner, self.layers[name])
+
+    def masters(self) -> list[torch.nn.Parameter]:
+        """Return all that trains: the fp32 masters, in the checkpoint's order."""
+        return [layer.weight for layer in self.layers.values()]
+
+    def codes_changed(self) -> float:
+        """Return the share of all codes that differ from the start's, 0 to 1."""
+        changed = sum(
+            int((integer_codes(layer.latents, layer.weight_scale) != self.start[name]).sum())
+            for name, layer in self.layers.items()
+        )
+        return changed / sum(codes.numel() for codes in self.start.values())
+
+    def save(self, folder: Path) -> None:
+        """Write ``latents.safetensors``: the latents as the forward quantises them, the scales as stored."""
+        tensors = {}
+        for name, layer in self.layers.items():
+            tensors[f"{name}.weight"] = layer.latents.contiguous()
+            tensors[f"{name}.weight_scale"] = layer.weight_scale.contiguous()
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        """Take the latents of a checkpoint.
+
+        Raises:
+            UserError: it is of another grid: names, shapes, types or scales differ.
+        """
+        path = folder / FILE
+        with safe_open(path, "pt") as stored:
+            expected = {f"{name}.{kind}" for name in self.layers for kind in ("weight", "weight_scale")}
+            if odd := sorted(expected ^ set(stored.keys())):
+                raise UserError(f"{path}: not a checkpoint of this student; {odd[0]} is in only one of them")
+            for name, layer in self.layers.items():
+                latents, scales = stored.get_tensor(f"{name}.weight"), stored.get_tensor(f"{name}.weight_scale")
+                if latents.shape != layer.weight.shape or latents.dtype != layer.dtype:
+                    found = f"{latents.dtype} {list(latents.shape)}"
+                    raise UserError(f"{path}: {name} is {found}, not {layer.dtype} {list(layer.weight.shape)}")
+                if scales.dtype != layer.weight_scale.dtype or not torch.equal(scales, layer.weight_scale):
+                    raise UserError(
+                        f"{path}: {name} has other scales than the student; it was trained on another grid"
+                    )
+                layer.weight.data.copy_(latents)
+
+
+def check_pair(teacher: Path, student: Path, vocabulary: int) -> None:
+    """Compare two model folders and the sequences' vocabulary size by their configs alone: it takes no time.
+
+    Raises:
+        UserError: they differ in vocabulary, shape or tying of the head.
+    """
+    ours, theirs = (_text(read_config(folder)) for folder in (student, teacher))
+    for field in ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings", "model_type"):
+        if ours.get(field) != theirs.get(field):
+            raise UserError(
+                f"{student}: {field} is {ours.get(field)}, the teacher's is {theirs.get(field)}; not a pair"
+            )
+    if ours["vocab_size"] != vocabulary:
+        raise UserError(f"sequences of a vocabulary of {vocabulary}, models of {ours['vocab_size']}: other tokenizers")
+
+
+def _text(config: dict) -> dict:
+    return {**config, **config.get("text_config", {})}

@@ -1,0 +1,143 @@
+"""The training loop, in one process."""
+
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from components.checkpoint.load import load_model
+from components.contract.context import Output
+from components.contract.errors import StageError
+from components.qad.evaluate import distance
+from components.qad.hidden import TeacherStates, head, hidden_states, ids_of, targets_of
+from components.qad.loss import forward_kl
+from components.qad.optimizer import adamw, batch_indices, learning_rate
+from components.qad.stage import Config
+from components.qad.state import Line, load_state, restore_checkpoints, save_checkpoint, save_state
+from components.qad.student import Student, check_pair
+from components.sequences.reader import read_index, read_split
+
+
+def train(config: Config, teacher: Path, student: Path, sequences: Path, output: Output) -> dict[str, Any]:
+    """Train the student's latents; continue where a killed run stopped.
+
+    Returns:
+        ``kl_before``, ``kl_after`` (nats per token on the held-out subset), ``top1_before``, ``top1_after``,
+        ``codes_changed`` (share), ``loss_first``, ``loss_last``, ``steps``, ``tokens``, ``tokens_per_second``.
+
+    Raises:
+        UserError: teacher, student and sequences do not belong together.
+        StageError: the loss or its gradient is not finite; the step is named.
+    """
+    check_pair(teacher, student, read_index(sequences)["vocabulary_size"])
+    with output.timed("load"):
+        distillation = Distillation(config, teacher, student, sequences, output.scratch)
+        step, curve = load_state(output.work, output.scratch, distillation.student, distillation.optimizer)
+    restore_checkpoints(output.work, output.path, step)
+    if not curve:
+        curve.append({"step": 0, "loss": None, "grad_norm": None, "lr": None, "tokens_per_second": None})
+        curve[0].update(distillation.evaluate())
+        output.log.event("start", kl=curve[0]["kl"], top1_agreement=curve[0]["top1_agreement"])
+    output.log.progress(step, config.steps)
+    while step < config.steps:
+        curve.append(distillation.step(step))
+        step += 1
+        last = step == config.steps
+        if last or step % config.evaluate_every == 0:
+            curve[-1].update(distillation.evaluate())
+            output.log.event("step", **curve[-1])
+        if last or step % config.checkpoint_every == 0:
+            save_checkpoint(output.work, output.path, step, distillation.student)
+        if not last and step % config.state_every == 0:
+            save_state(output.work, output.scratch, step, distillation.student, distillation.optimizer, curve)
+            output.log.progress(step, config.steps, loss=curve[-1]["loss"])
+    (output.path / "curve.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
+    output.log.progress(step, config.steps)
+    return _summary(config, curve, distillation.train.ids.shape[1])
+
+
+class Distillation:
+    """Both models, the data and the optimizer."""
+
+    def __init__(self, config: Config, teacher: Path, student: Path, sequences: Path, scratch: Path) -> None:
+        dtype = getattr(torch, config.dtype)
+        self.config = config
+        self.train, self.held_out = read_split(sequences, "train"), read_split(sequences, "val")
+        self.student = Student(student, dtype)
+        self.head = head(self.student.model)
+        teacher_model = load_model(teacher, dtype).requires_grad_(False)
+        self.teacher_head = head(teacher_model)
+        self.teacher, self.teacher_held_out = (
+            TeacherStates(teacher_model, split, scratch / name if config.cache_teacher else None)
+            for split, name in ((self.train, "teacher-train.bin"), (self.held_out, "teacher-val.bin"))
+        )
+        self.optimizer = adamw(self.student.masters())
+
+    def step(self, step: int) -> Line:
+        """Take one optimizer step and return its line of the curve."""
+        config, started = self.config, time.monotonic()
+        indices = batch_indices(step, config.batch, len(self.train), config.seed)
+        loss = self.backward(indices)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.student.masters(), config.max_grad_norm))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise StageError(
+                f"step {step + 1}: loss {loss}, gradient norm {norm} on sequences {indices}; "
+                "checkpoints before it are kept; lower learning_rate or inspect those sequences"
+            )
+        rate = learning_rate(step, config.steps, config.learning_rate, config.warmup_ratio)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        speed = len(indices) * self.train.ids.shape[1] / (time.monotonic() - started)
+        return {"step": step + 1, "loss": loss, "grad_norm": norm, "lr": rate, "tokens_per_second": round(speed, 1)}
+
+    def backward(self, indices: list[int]) -> float:
+        """Add the gradient of the mean over all counted tokens of ``indices``; return that mean.
+
+        The divisor is the whole batch's count, so micro-batches with few counted tokens weigh less, and how the batch
+        is split does not change the gradient.
+        """
+        size, counted = self.config.micro_batch, max(1, int(self.train.mask[indices, 1:].sum()))
+        total = 0.0
+        for start in range(0, len(indices), size):
+            part = self._divergence(indices[start : start + size]) / counted
+            part.backward()
+            total += float(part)
+        return total
+
+    def evaluate(self) -> Line:
+        """Measure the student on the fixed held-out subset."""
+        indices = range(min(self.config.evaluation_sequences, len(self.held_out)))
+        found = distance(
+            self.student.model, self.head, self.teacher_held_out, self.teacher_head, self.held_out, indices
+        )
+        return {"kl": found.kl, "top1_agreement": found.top1_agreement, "codes_changed": self.student.codes_changed()}
+
+    def _divergence(self, indices: list[int]) -> Tensor:
+        ids = torch.cat([ids_of(self.train, index) for index in indices])
+        targets = torch.stack([targets_of(self.train, index) for index in indices])
+        states = hidden_states(self.student.model, ids)[:, :-1][targets]
+        wanted = torch.cat([self.teacher(index) for index in indices])
+        return forward_kl(states, self.head, wanted, self.teacher_head, self.config.temperature)
+
+
+def _summary(config: Config, curve: list[Line], length: int) -> dict[str, Any]:
+    first, last = curve[0], curve[-1]
+    return {
+        "kl_before": first["kl"],
+        "kl_after": last["kl"],
+        "top1_before": first["top1_agreement"],
+        "top1_after": last["top1_agreement"],
+        "codes_changed": last["codes_changed"],
+        "loss_first": curve[1]["loss"],
+        "loss_last": last["loss"],
+        "steps": config.steps,
+        "tokens": config.steps * config.batch * length,
+        "tokens_per_second": statistics.median(line["tokens_per_second"] for line in curve[1:]),
+    }
