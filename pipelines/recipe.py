@@ -62,6 +62,8 @@ EVIDENCE = ("qad", "select", "pack", "drafter_1", "drafter_2", "gptq")
 
 _ROLE_RESOURCES = {"core": (1, 1.0), "train": (2, 5.0), "vllm": (2, 6.0)}
 _LATER = ("report", "deploy")
+_FILLED = "the pipeline fills this in"
+_OURS = {"template": "give the recipe's one template section instead"}
 
 
 SECTIONS = ("name", "template", "files", *SHARED, *TASKS, "resources", "cluster")
@@ -191,38 +193,35 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
     configs = {}
     for task in tasks:
         stage = TASKS[task]
-        fields = load(stage).Config.model_fields
         given = data.get(task)
         if task in SHARED.get(stage, ()):
             given = _merge(data.get(stage) or {}, given or {})
-        filled = {name: value for name, value in _filled(task, tasks, template).items() if name in fields}
-        if isinstance(given, dict):
-            faults.extend(f"{task}.{name}: {FILLED[name]}" for name in filled if name in given)
+        ours = filled(task, tasks, template or Template())
         if isinstance(given or {}, dict):
-            given = {**(given or {}), **filled}
+            faults.extend(f"{task}.{name}: {_OURS.get(name, _FILLED)}" for name in ours if name in (given or {}))
+            given = {**(given or {}), **ours}
         configs[task] = section(load(stage).Config, task, given)
     faults = [_as_written(fault, data) for fault in faults]
     resources = _resources(data.get("resources") or {}, tasks, section, faults)
-    faults.extend(
-        f"cluster.tasks.{name}: no such task" for name in (cluster.tasks if cluster else ()) if name not in tasks
-    )
+    placed = cluster.tasks if cluster else {}
+    faults.extend(_unknown(f"cluster.tasks.{name}", name, tasks) for name in placed if name not in tasks)
     if faults:
         raise _Faults(*dict.fromkeys(faults))
     return Recipe(data["name"], path.resolve(), template, files, configs, resources, cluster)
 
 
-FILLED = {"template": "give the recipe's one template section instead", "names": "the pipeline fills this in"}
-"""Config fields that a section may not give, and why."""
-
-
-def _filled(task: str, tasks: list[str], template: Template | None) -> dict[str, Any]:
-    """Return the fields of a task's config that its own section may not give."""
-    filled: dict[str, Any] = {"template": template or Template()}
+def filled(task: str, tasks: Iterable[str], template: Template) -> dict[str, Any]:
+    """Return the config fields that the pipeline gives to a task; its own section may not."""
+    config = load(TASKS[task]).Config
+    fields: dict[str, Any] = {"template": template} if "template" in config.model_fields else {}
     if task == "gate":
-        filled["names"] = [*MEASUREMENTS, *EVIDENCE]
+        fields["names"] = [*MEASUREMENTS, *EVIDENCE]
     if task == "report":
-        filled["names"] = [name for name in tasks if name not in _LATER]
-    return filled
+        fields["names"] = [name for name in tasks if name not in _LATER]
+    if task in MEASUREMENTS:
+        pair = task == "measure_pair"
+        fields |= {"label": task.removeprefix("measure_"), "draft": pair, "parity": pair}
+    return fields
 
 
 def _as_written(fault: str, data: dict[str, Any]) -> str:

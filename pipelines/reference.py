@@ -9,18 +9,18 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from components.chats.template import Template
 from components.contract.stage import STAGES, Port, load
 from pipelines.cluster import Cluster
-from pipelines.recipe import FILLED, SHARED, TASKS, Files, Resources
+from pipelines.recipe import SHARED, TASKS, Files, Resources, filled
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -68,7 +68,7 @@ def recipe_reference() -> str:
     parts += [f"## {name}\n\n{_summary(model)}\n\n{_tables(model)}" for name, model in fixed]
     for stage in STAGES:
         config = load(stage).Config
-        parts.append(f"## {stage}\n\n{_summary(config)}\n\n{_tables(config, FILLED)}")
+        parts.append(f"## {stage}\n\n{_summary(config)}\n\n{_tables(config, _filled(stage))}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -113,24 +113,29 @@ of the digest.
 """
 
 
+def _filled(stage: str) -> set[str]:
+    """Return the fields of a stage's config that a recipe may not give."""
+    return {name for task, of in TASKS.items() if of == stage for name in filled(task, TASKS, Template())}
+
+
 def _arity(port: Port) -> str:
     return ("optional" if port.optional else "required") + (", repeatable" if port.many else "")
 
 
-def _tables(model: type[BaseModel], filled: dict[str, str] | None = None) -> str:
+def _tables(model: type[BaseModel], hidden: Set[str] = frozenset()) -> str:
     """Return the table of a model's fields, then those of the models that its fields hold."""
-    blocks = [_table(model, filled or {})]
+    blocks = [_table(model, hidden)]
     for nested in _nested(model):
         if nested is not Template:
-            blocks.append(f"### {nested.__name__}\n\n{_summary(nested)}\n\n{_table(nested, {})}")
+            blocks.append(f"### {nested.__name__}\n\n{_summary(nested)}\n\n{_table(nested, frozenset())}")
     return "\n\n".join(blocks)
 
 
-def _table(model: type[BaseModel], filled: dict[str, str]) -> str:
+def _table(model: type[BaseModel], hidden: Set[str]) -> str:
     rows = [
         f"| `{name}` | {_cell(_type(field.annotation))} | {_default(field)} | {_description(field)} |"
         for name, field in model.model_fields.items()
-        if name not in filled
+        if name not in hidden
     ]
     if not rows:
         return "No fields."
@@ -178,7 +183,7 @@ def _default(field: FieldInfo) -> str:
         return "required"
     if isinstance(value, BaseModel):
         return "its own"
-    return f"`{_cell(json.dumps(value, ensure_ascii=False, default=str))}`"
+    return f"`{_cell(json.dumps(to_jsonable_python(value), ensure_ascii=False))}`"
 
 
 def _description(field: FieldInfo) -> str:

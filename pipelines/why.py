@@ -38,7 +38,7 @@ class History:
             return "never run"
         compared = [_differences(manifest, version, config, inputs, salt, running) for manifest in manifests]
         nearest = min(compared, key=len)
-        phrases = list(dict.fromkeys(nearest)) or ["its artifact was removed"]
+        phrases = list(dict.fromkeys(nearest)) or ["its digest changed"]
         more = f", {len(phrases) - _SHOWN} more" if len(phrases) > _SHOWN else ""
         return ", ".join(phrases[:_SHOWN]) + more
 

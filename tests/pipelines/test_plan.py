@@ -1,0 +1,264 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from planning import RECIPES, TINY, commit_all, named, states
+from rich.console import Console
+
+from components.contract.digest import digested
+from components.contract.errors import UserError
+from components.contract.stage import load
+from components.store.backend import Store
+from pipelines.dag import LocalFile, build
+from pipelines.plan import Plan, Selection, force, make_plan, render_table, unforce
+from pipelines.recipe import load_recipe
+
+BELOW_GPTQ = {"gptq", "bundle", "measure_pair", "gate", "report", "deploy"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def plan_of(store: Store, *overrides: str, **selection: tuple[str, ...]) -> Plan:
+    return make_plan(load_recipe(TINY, overrides), store, Selection(**selection))
+
+
+def why(plan: Plan, name: str) -> str:
+    return next(task.why for task in plan.tasks if task.name == name)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_binds_the_ports_that_its_stages_declare(path: Path) -> None:
+    seen: set[str] = set()
+    for task in build(load_recipe(path)):
+        ports = load(task.stage).INPUTS
+        assert task.inputs.keys() <= ports.keys(), task.name
+        assert {name for name, port in ports.items() if not port.optional} <= task.inputs.keys(), task.name
+        for port, sources in task.inputs.items():
+            assert len(sources) == 1 or ports[port].many
+            assert all(isinstance(source, LocalFile) or source in seen for source in sources), task.name
+        seen.add(task.name)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_names_that_the_pipeline_fills_in_match_the_inputs_in_order(path: Path) -> None:
+    tasks = {task.name: task for task in build(load_recipe(path))}
+    for name in ("gate", "report"):
+        inputs = [source for sources in tasks[name].inputs.values() for source in sources]
+        assert tasks[name].config.names == inputs
+
+
+def test_an_empty_store_has_everything_to_run(store: Store) -> None:
+    plan = plan_of(store)
+    assert set(states(plan).values()) == {"run"}
+    assert {task.why for task in plan.tasks} == {"never run", "runs every time"}
+
+
+def test_committed_tasks_are_cached_and_deploy_never_is(store: Store, tmp_path: Path) -> None:
+    commit_all(plan_of(store), store, tmp_path / "x")
+    assert named(plan_of(store), "run") == {"deploy"}
+
+
+def test_planning_writes_nothing(folder: Store) -> None:
+    plan_of(folder)
+    assert not Path(folder.root).exists()
+
+
+def test_a_late_knob_reruns_only_what_depends_on_it(folder: Store, tmp_path: Path) -> None:
+    before = plan_of(folder)
+    commit_all(before, folder, tmp_path / "x")
+    old = load_recipe(TINY).configs["gptq"].damping
+    after = plan_of(folder, "gptq.damping=0.02")
+    assert named(after, "run") == BELOW_GPTQ
+    assert why(after, "gptq") == f"damping {old} -> 0.02"
+    assert why(after, "bundle") == "below gptq"
+    unchanged = {task.name: task.digest for task in before.tasks if task.name not in BELOW_GPTQ}
+    assert unchanged.items() <= {task.name: task.digest for task in after.tasks}.items()
+
+
+def test_the_prompt_count_reruns_everything_below(folder: Store, tmp_path: Path) -> None:
+    commit_all(plan_of(folder), folder, tmp_path / "x")
+    count = load_recipe(TINY).configs["prompts_a"].count
+    plan = plan_of(folder, f"prompts_a.count={count - 1}")
+    assert named(plan, "cached") == {"teacher", "ptq"}
+    assert why(plan, "prompts_a") == f"count {count} -> {count - 1}"
+    assert why(plan, "regen_a") == "below prompts_a"
+
+
+def test_the_reason_names_the_nearest_artifact_not_the_newest(folder: Store, tmp_path: Path) -> None:
+    """measure_pair is committed after measure_baseline; a change of the baseline is told against the baseline."""
+    commit_all(plan_of(folder), folder, tmp_path / "x")
+    assert why(plan_of(folder, "measure_baseline.seed=77"), "measure_baseline") == "seed 0 -> 77"
+
+
+def test_a_nested_field_is_named_by_its_path(folder: Store, tmp_path: Path) -> None:
+    commit_all(plan_of(folder), folder, tmp_path / "x")
+    old = load_recipe(TINY).configs["measure_pair"].answers.prompts
+    plan = plan_of(folder, f"measure_pair.answers.prompts={old + 1}")
+    assert why(plan, "measure_pair") == f"answers.prompts {old} -> {old + 1}"
+
+
+def test_a_removed_artifact_is_made_again_and_nothing_below_it(folder: Store, tmp_path: Path) -> None:
+    plan = plan_of(folder)
+    commit_all(plan, folder, tmp_path / "x")
+    gptq = next(task for task in plan.tasks if task.name == "gptq")
+    folder.delete(f"gptq/{gptq.digest}")
+    assert named(plan_of(folder), "run") == {"gptq", "deploy"}
+
+
+def test_runtime_fields_change_no_digest(folder: Store) -> None:
+    changed = plan_of(folder, "qad.state_every=3")
+    assert [task.digest for task in changed.tasks] == [task.digest for task in plan_of(folder).tasks]
+    assert "state_every" not in digested(load_recipe(TINY).configs["qad"])
+    assert changed != plan_of(folder)
+
+
+def test_a_forced_task_and_all_below_it_rerun_until_unforced(store: Store, tmp_path: Path) -> None:
+    recipe = load_recipe(TINY)
+    commit_all(make_plan(recipe, store), store, tmp_path / "x")
+    force(recipe, store, ["gptq"])
+    plan = make_plan(recipe, store)
+    assert named(plan, "run") == BELOW_GPTQ
+    assert why(plan, "gptq") == "forced"
+    assert "--salt" in next(task.argv for task in plan.tasks if task.name == "gptq")
+    commit_all(plan, store, tmp_path / "x")
+    assert named(make_plan(recipe, store), "run") == {"deploy"}
+    force(recipe, store, ["gptq"])
+    assert named(make_plan(recipe, store), "run") == BELOW_GPTQ
+    unforce(recipe, store, ["gptq"])
+    assert named(make_plan(recipe, store), "run") == {"deploy"}
+
+
+def test_forcing_a_stage_forces_each_of_its_tasks(folder: Store) -> None:
+    recipe = load_recipe(TINY)
+    force(recipe, folder, ["measure"])
+    salted = {task.name for task in make_plan(recipe, folder).tasks if "--salt" in task.argv}
+    assert salted == {"measure_baseline", "measure_target", "measure_pair"}
+
+
+def test_only_runs_a_task_whose_inputs_are_there(folder: Store, tmp_path: Path) -> None:
+    everything = plan_of(folder)
+    commit_all(everything, folder, tmp_path / "x", {task.name for task in everything.tasks} - BELOW_GPTQ)
+    plan = plan_of(folder, only=("gptq",))
+    assert named(plan, "run") == {"gptq"}
+    assert named(plan, "skipped") == BELOW_GPTQ - {"gptq"}
+
+
+def test_only_is_blocked_when_an_input_is_not_committed(folder: Store) -> None:
+    plan = plan_of(folder, only=("gptq", "bundle"))
+    assert named(plan, "blocked") == {"gptq", "bundle"}
+    assert why(plan, "gptq") == "drafter_2 is not committed and not selected"
+    assert named(plan, "run") == set()
+
+
+def test_from_runs_the_task_and_all_below(folder: Store, tmp_path: Path) -> None:
+    everything = plan_of(folder)
+    commit_all(everything, folder, tmp_path / "x", {task.name for task in everything.tasks} - BELOW_GPTQ)
+    assert named(plan_of(folder, start=("gptq",)), "run") == BELOW_GPTQ
+    assert named(plan_of(folder, start=("bundle",)), "blocked") >= {"bundle", "deploy"}
+
+
+def test_an_unknown_selection_lists_the_tasks(folder: Store) -> None:
+    with pytest.raises(UserError, match=r"gtpq: no such task or stage.*gptq"):
+        plan_of(folder, only=("gtpq",))
+
+
+@pytest.fixture
+def with_files(tmp_path: Path) -> Path:
+    """A copy of the tiny recipe with prompt files of its own."""
+    data = yaml.safe_load(TINY.read_text())
+    data["files"] = {**data.get("files", {}), "prompts_a": ["mine.jsonl"]}
+    for name in ("prompts_b", "prompts_eval", "tasks"):
+        data["files"][name] = [str((TINY.parent / path).resolve()) for path in data["files"].get(name, [])]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(data))
+    (tmp_path / "mine.jsonl").write_text('{"id": 1}\n')
+    return tmp_path / "recipe.yaml"
+
+
+def test_local_files_enter_by_content(with_files: Path, folder: Store, tmp_path: Path) -> None:
+    def prompts() -> tuple[str, tuple[tuple[Path, str], ...]]:
+        task = next(task for task in make_plan(load_recipe(with_files), folder).tasks if task.name == "prompts_a")
+        return task.digest, task.files_to_upload
+
+    digest, uploads = prompts()
+    assert [path for path, _ in uploads] == [tmp_path / "mine.jsonl"]
+    assert uploads[0][1].startswith("_files/")
+    assert uploads[0][1].endswith("/mine.jsonl")
+    (tmp_path / "mine.jsonl").touch()
+    assert prompts() == (digest, uploads)
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    shutil.move(tmp_path / "mine.jsonl", moved / "mine.jsonl")
+    with_files.write_text(with_files.read_text().replace("mine.jsonl", "elsewhere/mine.jsonl"))
+    assert prompts()[0] == digest
+    (moved / "mine.jsonl").write_text('{"id": 2}\n')
+    assert prompts()[0] != digest
+
+
+def test_a_missing_file_blocks_what_reads_it_and_all_below(with_files: Path, folder: Store, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").unlink()
+    plan = make_plan(load_recipe(with_files), folder)
+    assert why(plan, "prompts_a") == f"{tmp_path / 'mine.jsonl'}: no such file"
+    assert why(plan, "regen_a") == "below prompts_a, which is blocked"
+    assert named(plan, "run") == {"teacher", "ptq"}
+
+
+def test_an_int4_checkpoint_takes_the_place_of_ptq(tmp_path: Path, folder: Store) -> None:
+    data = yaml.safe_load(TINY.read_text())
+    data["int4"] = data["teacher"]
+    data.pop("ptq", None)
+    files = data.get("files", {})
+    data["files"] = {name: [str((TINY.parent / path).resolve()) for path in paths] for name, paths in files.items()}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(data))
+    tasks = {task.name: task for task in build(load_recipe(tmp_path / "recipe.yaml"))}
+    assert "ptq" not in tasks
+    assert tasks["qad"].inputs["student"] == ("int4",)
+    assert tasks["pack"].inputs["student"] == ("int4",)
+
+
+def test_the_report_needs_no_success_of_the_gate_and_nothing_needs_the_report(folder: Store) -> None:
+    tasks = {task.name: task for task in plan_of(folder).tasks}
+    assert tasks["report"].soft_needs == ("gate",)
+    assert set(tasks["report"].needs) == tasks.keys() - {"gate", "report", "deploy"}
+    assert all("report" not in task.needs + task.soft_needs for task in tasks.values())
+    assert "gate" in tasks["deploy"].needs
+
+
+def test_the_drafter_learns_beside_qad(folder: Store) -> None:
+    tasks = {task.name: task for task in plan_of(folder).tasks}
+
+    def above(name: str) -> set[str]:
+        return {one for need in tasks[name].needs for one in {need, *above(need)}}
+
+    assert "qad" not in above("drafter_1")
+    assert "drafter_1" not in above("qad")
+    assert {"qad", "drafter_1"} <= above("drafter_2")
+
+
+def test_json_and_table_show_every_task(folder: Store) -> None:
+    plan = plan_of(folder)
+    document = json.loads(json.dumps(plan.to_json()))
+    assert [task["name"] for task in document["tasks"]] == [task.name for task in plan.tasks]
+    assert document["tasks"][0].keys() >= {"digest", "state", "why", "role", "argv", "cpu", "memory_gb", "needs"}
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(render_table(plan))
+    text = console.export_text()
+    assert all(task.name in text and task.digest[:12] in text for task in plan.tasks)
+
+
+def test_the_planned_argv_runs_and_is_found_again(store: Store, home: Path) -> None:
+    """The real prompts stage accepts the plan's argv and commits under the digest that the plan foretold."""
+    plan = plan_of(store)
+    task = next(task for task in plan.tasks if task.name == "prompts_a")
+    for path, key in task.files_to_upload:
+        store.upload(path, key)
+    subprocess.run([sys.executable, *task.argv], check=True, timeout=60)
+    after = plan_of(store)
+    assert named(after, "cached") == {"prompts_a"}
