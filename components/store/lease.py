@@ -50,7 +50,7 @@ class Lease:
                 continue
             if held != seen:
                 seen, since = held, time.monotonic()
-            if _is_dead(held) or time.monotonic() - since > TTL_SECONDS:
+            if is_dead(held) or time.monotonic() - since > TTL_SECONDS:
                 if self._store.replace(self._key, held, mine):
                     return self._hold(mine)
                 continue
@@ -112,7 +112,8 @@ class Lease:
         return json.dumps(document).encode()
 
 
-def _is_dead(data: bytes) -> bool:
+def is_dead(data: bytes) -> bool:
+    """Say whether a lease's holder is a process of this machine that is gone."""
     holder = json.loads(data)
     if holder["machine"] != _machine():
         return False

@@ -56,10 +56,11 @@ def test_delete_takes_an_object_or_a_folder_and_nothing_beside_it(store: Store):
     assert store.keys("w") == ["w/10/a", "w/lone2"]
 
 
+@pytest.mark.slow
 def test_more_than_a_page_of_objects(store: Store):
-    for number in range(1105):
+    for number in range(1005):
         store.write(f"many/{number:05}", b"")
-    assert len(store.keys("many")) == 1105
+    assert len(store.keys("many")) == 1005
     store.delete("many")
     assert store.keys("many") == []
 

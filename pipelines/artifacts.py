@@ -1,0 +1,148 @@
+"""What lies in the store: list, find, export, and clean up."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.contract.errors import UserError
+from components.contract.stage import STAGES
+from components.store import cache
+from components.store.artifact import MANIFEST, Artifact, read_manifest, split_uri
+from components.store.backend import Store
+from components.store.lease import TTL_SECONDS, is_dead
+
+LEASE = "_lease.json"
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One thing that can go: ``key`` in the store, and why."""
+
+    key: str
+    why: str
+
+
+def every(store: Store, stage: str | None = None) -> Iterator[Artifact]:
+    """Yield every committed artifact, of one stage or of all, newest first within a stage."""
+    if stage is not None and stage not in STAGES:
+        raise UserError(f"stage {stage}: unknown; stages are {', '.join(STAGES)}")
+    for name in [stage] if stage else STAGES:
+        found = (read_manifest(store, name, digest) for digest in store.folders(name))
+        yield from sorted(filter(None, found), key=lambda one: -one.manifest["started"])
+
+
+def find(store: Store, text: str) -> Artifact:
+    """Return the artifact that ``text`` names: an address, ``stage/digest``, or the beginning of a digest.
+
+    Raises :class:`UserError` when there is none, or more than one.
+    """
+    if "://" in text or text.startswith(("/", ".")):
+        url, stage, digest = split_uri(text)
+        artifact = read_manifest(Store(url), stage, digest)
+        if artifact is None:
+            raise UserError(f"artifact {text}: nothing is committed there")
+        return artifact
+    stage, _, digest = text.rpartition("/")
+    stages = [stage] if stage else STAGES
+    names = [(name, one) for name in stages for one in store.folders(name) if digest and one.startswith(digest)]
+    found = [artifact for name, one in names if (artifact := read_manifest(store, name, one))]
+    if len(found) != 1:
+        many = f"{len(found)} artifacts begin so; give more digits" if found else "no such artifact"
+        raise UserError(f"artifact {text}: {many} (qdflash artifacts list)")
+    return found[0]
+
+
+def row(artifact: Artifact) -> dict[str, Any]:
+    """Return what ``artifacts list`` shows of one artifact."""
+    return {
+        "stage": artifact.stage,
+        "digest": artifact.digest,
+        "committed": time.strftime(
+            "%Y-%m-%d %H:%M", time.localtime(artifact.manifest["started"] + artifact.manifest["seconds"])
+        ),
+        "seconds": artifact.manifest["seconds"],
+        "files": len(artifact.files),
+        "bytes": sum(entry["size"] for entry in artifact.files),
+        "uri": artifact.uri,
+    }
+
+
+def export(artifact: Artifact, folder: Path) -> None:
+    """Copy an artifact's verified files into ``folder``, which must not exist or be empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists and is not an empty folder; choose another")
+    shutil.copytree(cache.fetch(artifact), folder, dirs_exist_ok=True, copy_function=_copy)
+
+
+def garbage(store: Store, keep: Iterable[str] = ()) -> list[Garbage]:
+    """Return what can go: attempts without a manifest, finished or abandoned work, and, when ``keep`` names digests,
+    artifacts that neither are among them nor were read to make one of them. Work under a live lease stays.
+    """
+    kept, found = _reachable(store, set(keep)), []
+    for stage in STAGES:
+        for digest in store.folders(stage):
+            base = f"{stage}/{digest}"
+            artifact = read_manifest(store, stage, digest)
+            if _is_worked_on(store, stage, digest):
+                continue
+            if artifact is None:
+                found.append(Garbage(base, "no manifest: never committed"))
+            elif kept and digest not in kept:
+                found.append(Garbage(base, "no kept recipe reaches it"))
+            else:
+                others = [one for one in store.folders(base) if one != artifact.manifest["attempt"]]
+                found += [Garbage(f"{base}/{one}", "an attempt that was not committed") for one in others]
+    for stage in store.folders("_work"):
+        for digest in store.folders(f"_work/{stage}"):
+            base = f"_work/{stage}/{digest}"
+            if _is_worked_on(store, stage, digest):
+                continue
+            if read_manifest(store, stage, digest):
+                found.append(Garbage(base, "work of a committed artifact"))
+            elif kept and digest not in kept:
+                found.append(Garbage(base, "work that no kept recipe would continue"))
+    return found
+
+
+def remove_garbage(store: Store, found: Iterable[Garbage]) -> None:
+    """Delete what :func:`garbage` found; a manifest goes before the files it names."""
+    for one in found:
+        store.delete(f"{one.key}/{MANIFEST}")
+        store.delete(one.key)
+
+
+def _is_worked_on(store: Store, stage: str, digest: str) -> bool:
+    """Say whether a lease is held: its process lives, or its heartbeat moves within the lease's time to live."""
+    key = f"_work/{stage}/{digest}/{LEASE}"
+    data = store.read(key)
+    if data is None or is_dead(data):
+        return False
+    end = time.monotonic() + TTL_SECONDS
+    while time.monotonic() < end:
+        time.sleep(1.0)
+        now = store.read(key)
+        if now != data:
+            return now is not None
+    return False
+
+
+def _reachable(store: Store, digests: set[str]) -> set[str]:
+    reached: set[str] = set()
+    manifests = {artifact.digest: artifact for artifact in every(store)} if digests else {}
+    pending = set(digests)
+    while pending:
+        digest = pending.pop()
+        reached.add(digest)
+        if digest in manifests:
+            inputs = [uri for uris in manifests[digest].manifest["inputs"].values() for uri in uris]
+            pending |= {uri.rsplit("/", 1)[-1] for uri in inputs} - reached
+    return reached
+
+
+def as_json(value: Any) -> str:
+    """Return ``value`` as the JSON that ``--json`` prints."""
+    return json.dumps(value, indent=1, sort_keys=True)

@@ -1,0 +1,129 @@
+"""``qdflash artifacts``: list, show, verify, export, rm, gc."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from components.contract.errors import UserError
+from components.store.artifact import remove, verify
+from pipelines import artifacts
+from pipelines.connect import connect
+
+app = typer.Typer(no_args_is_help=True, help="What lies in the store.")
+
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--store", help="s3://bucket/prefix or a folder; else QDFLASH_STORE, else the local server"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print as JSON")]
+Name = Annotated[str, typer.Argument(help="An address, stage/digest, or the beginning of a digest")]
+
+
+@app.command(name="list", epilog="Example: qdflash artifacts list bundle")
+def list_(
+    stage: Annotated[str | None, typer.Argument(help="Only this stage's")] = None,
+    json: Json = False,
+    store_url: StoreUrl = None,
+) -> None:
+    """List committed artifacts."""
+    rows = [artifacts.row(artifact) for artifact in artifacts.every(connect(store_url), stage)]
+    if json:
+        print(artifacts.as_json(rows))
+        return
+    table = Table(box=None)
+    for column in ("stage", "digest", "committed"):
+        table.add_column(column, no_wrap=True)
+    for column in ("s", "files", "MB"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        megabytes = f"{row['bytes'] / 1e6:.1f}"
+        table.add_row(
+            row["stage"], row["digest"][:16], row["committed"], f"{row['seconds']:.0f}", str(row["files"]), megabytes
+        )
+    Console().print(table)
+
+
+@app.command(epilog="Example: qdflash artifacts show 3fa9")
+def show(artifact: Name, json: Json = False, store_url: StoreUrl = None) -> None:
+    """Print an artifact's manifest: files, config, inputs, versions, seconds, metrics."""
+    found = artifacts.find(connect(store_url), artifact)
+    if json:
+        print(artifacts.as_json(found.manifest))
+        return
+    console = Console()
+    console.print(found.uri, highlight=False, soft_wrap=True)
+    for name in ("version", "seconds", "salt", "config", "inputs", "versions", "phases", "metrics"):
+        console.print(f"[bold]{name}[/]")
+        console.print_json(data=found.manifest[name])
+    for entry in found.files:
+        console.print(f"{entry['size']:>14,}  {entry['sha256'][:16]}  {entry['path']}", highlight=False, markup=False)
+
+
+@app.command(name="verify", epilog="Example: qdflash artifacts verify 3fa9")
+def verify_(
+    artifact: Annotated[str | None, typer.Argument(help="One artifact; all when left out")] = None,
+    store_url: StoreUrl = None,
+) -> None:
+    """Read artifacts back and compare every byte with the manifest; exit 2 when one is damaged."""
+    store = connect(store_url)
+    chosen = [artifacts.find(store, artifact)] if artifact else list(artifacts.every(store))
+    faults = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for one in chosen:
+            faults += verify(one, Path(scratch))
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if faults:
+        raise UserError(f"{len(faults)} damaged files; remove the artifacts (qdflash artifacts rm) and run again")
+    print(f"{len(chosen)} artifacts are whole")
+
+
+@app.command(epilog="Example: qdflash artifacts export 3fa9 ./bundle")
+def export(
+    artifact: Name, folder: Annotated[Path, typer.Argument(help="New or empty")], store_url: StoreUrl = None
+) -> None:
+    """Copy an artifact's files into a folder."""
+    artifacts.export(artifacts.find(connect(store_url), artifact), folder)
+    print(folder)
+
+
+@app.command(epilog="Example: qdflash artifacts rm 3fa9")
+def rm(artifact: Name, store_url: StoreUrl = None) -> None:
+    """Remove an artifact; the next run makes it again."""
+    found = artifacts.find(connect(store_url), artifact)
+    remove(found.store, found.stage, found.digest)
+    print(f"removed {found.uri}")
+
+
+@app.command(epilog="Examples: qdflash artifacts gc --- qdflash artifacts gc --keep smol --delete")
+def gc(
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep", metavar="RECIPE", help="Also drop artifacts that none of these recipes reach; repeatable"
+        ),
+    ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Really delete; without it only say what would go")] = False,
+    json: Json = False,
+    store_url: StoreUrl = None,
+) -> None:
+    """Find left-over attempts, finished work and, with --keep, unreachable artifacts. Work in progress stays."""
+    from pipelines.cli import recipe_at
+    from pipelines.plan import make_plan
+
+    store = connect(store_url)
+    digests = [task.digest for name in keep or () for task in make_plan(recipe_at(name), store).tasks]
+    found = artifacts.garbage(store, digests)
+    if delete:
+        artifacts.remove_garbage(store, found)
+    if json:
+        print(artifacts.as_json([{"key": one.key, "why": one.why} for one in found]))
+        return
+    for one in found:
+        print(f"{'removed' if delete else 'would remove'} {store.uri(one.key)}: {one.why}")
+    print(f"{len(found)} things" + ("" if delete or not found else "; --delete removes them"))

@@ -1,0 +1,221 @@
+"""The ``qdflash`` command."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from rich.console import Console
+
+from components.contract.errors import BUG, TRANSIENT, USER, StageError, UserError, one_line
+from pipelines import seaweed
+from pipelines.artifacts_cli import app as artifacts_app
+from pipelines.connect import connect
+from pipelines.plan import Plan, Selection, force, make_plan, render_table, unforce
+from pipelines.recipe import Recipe, load_recipe
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Turn a language model into a W4A16 target and a W4A16 DFlash drafter that serve as a speculative pair.",
+)
+store_app = typer.Typer(no_args_is_help=True, help="The local S3 server (SeaweedFS) on loopback.")
+app.add_typer(store_app, name="store")
+app.add_typer(artifacts_app, name="artifacts")
+
+RecipeName = Annotated[str, typer.Argument(help="A recipe file, or the name of one that comes with qdflash")]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--store", help="s3://bucket/prefix or a folder; else QDFLASH_STORE, else the local server"),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a field; repeatable")
+]
+Only = Annotated[list[str] | None, typer.Option("--only", metavar="STAGE", help="Run just these; repeatable")]
+Start = Annotated[
+    list[str] | None, typer.Option("--from", metavar="STAGE", help="Run these and all below them; repeatable")
+]
+
+
+def recipe_at(text: str, overrides: list[str] | None = None) -> Recipe:
+    """Load a recipe from a path, or by name from those that come with the package."""
+    shipped = Path(__file__).with_name("recipes") / f"{text}.yaml"
+    return load_recipe(shipped if shipped.is_file() and not Path(text).is_file() else text, overrides or [])
+
+
+@app.command(
+    epilog="Examples: qdflash run smol --- qdflash run smol --from gptq --set gptq.damping=0.05 --- qdflash run smol --force qad"
+)
+def run(
+    recipe: RecipeName,
+    only: Only = None,
+    start: Start = None,
+    forced: Annotated[
+        list[str] | None,
+        typer.Option("--force", metavar="STAGE", help="Make it anew, and so all below it; holds until --unforce"),
+    ] = None,
+    unforced: Annotated[
+        list[str] | None, typer.Option("--unforce", metavar="STAGE", help="Go back to the artifact before --force")
+    ] = None,
+    overrides: Overrides = None,
+    store_url: StoreUrl = None,
+) -> None:
+    """Run a recipe on this machine: what is committed is kept, the rest runs or resumes."""
+    from pipelines import summary
+    from pipelines.engine import Engine
+    from pipelines.progress import Display
+
+    loaded = recipe_at(recipe, overrides)
+    store = connect(store_url)
+    if forced:
+        force(loaded, store, forced)
+    if unforced:
+        unforce(loaded, store, unforced)
+    plan = make_plan(loaded, store, Selection(tuple(only or ()), tuple(start or ())))
+    console = Console()
+    engine = Engine(plan, Display(console))
+    code = engine.run()
+    summary.show(console, plan, store, engine.progress, Path(recipe))
+    for state in engine.progress.values():
+        if state.state == "failed":
+            print(f"qdflash: {state.name}: {state.error} (log: {engine.log_path(state.name)})", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+@app.command(epilog="Examples: qdflash plan smol --- qdflash plan smol --set gptq.damping=0.05 --json")
+def plan(
+    recipe: RecipeName,
+    only: Only = None,
+    start: Start = None,
+    overrides: Overrides = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON")] = False,
+    store_url: StoreUrl = None,
+) -> None:
+    """Say what would run, and why, before anything starts."""
+    from pipelines.artifacts import as_json
+
+    made = _plan(recipe, overrides, store_url, only, start)
+    if json:
+        print(as_json(made.to_json()))
+    else:
+        Console().print(render_table(made))
+
+
+@app.command(
+    name="compile", epilog="Example: qdflash compile qwen3.5-4b-a10g -o pipeline.yaml --store s3://bucket/runs"
+)
+def compile_(
+    recipe: RecipeName,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the KFP IR YAML")],
+    overrides: Overrides = None,
+    store_url: StoreUrl = None,
+) -> None:
+    """Render a recipe as a Kubeflow pipeline."""
+    from pipelines.kubeflow import compile_plan
+
+    compile_plan(_plan(recipe, overrides, store_url), output)
+    print(output)
+
+
+@app.command(epilog="Examples: qdflash serve smol --- qdflash serve ./bundle --profile a10g --port 8080")
+def serve(
+    bundle: Annotated[str, typer.Argument(help="A bundle's folder, an artifact (address or digest), or a recipe")],
+    profile: Annotated[str, typer.Option(help="Which profile of the bundle's serving.yaml")] = "cpu",
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1")] = 8000,
+    draft: Annotated[bool, typer.Option(help="Serve with the drafter, or the target alone")] = True,
+    store_url: StoreUrl = None,
+) -> None:
+    """Serve a bundle with vLLM's OpenAI server on loopback."""
+    from pipelines.serve import bundle_folder, command
+
+    folder = Path(bundle)
+    if not folder.is_dir():
+        is_recipe = (
+            folder.suffix in (".yaml", ".yml")
+            or Path(__file__).with_name("recipes").joinpath(f"{bundle}.yaml").is_file()
+        )
+        folder = bundle_folder(connect(store_url), bundle, recipe_at(bundle) if is_recipe else None)
+    argv, environment = command(folder, profile, port, draft)
+    print(f"http://127.0.0.1:{port}/v1 serves {folder}", flush=True)
+    os.execve(argv[0], argv, environment)
+
+
+@app.command(epilog="Example: qdflash doctor")
+def doctor(store_url: StoreUrl = None) -> None:
+    """Say what this machine can and cannot do; exit 2 when the pipeline cannot run here."""
+    from pipelines.doctor import examine
+
+    console = Console()
+    findings = examine(store_url)
+    colours = {"ok": "green", "note": "yellow", "fault": "red"}
+    for finding in findings:
+        line = f"[{colours[finding.level]}]{finding.level:<6}[/]{finding.what}: "
+        console.print(line + finding.says.replace("[", "\\["), soft_wrap=True, highlight=False)
+    raise typer.Exit(USER if any(finding.level == "fault" for finding in findings) else 0)
+
+
+@store_app.command()
+def up() -> None:
+    """Start the local store unless it runs; its data and key stay in the project's state folder."""
+    print(seaweed.up()["AWS_ENDPOINT_URL_S3"])
+
+
+@store_app.command()
+def down() -> None:
+    """Stop the local store; its data stay."""
+    print("stopped" if seaweed.down() else "was not running")
+
+
+@store_app.command()
+def status(json: Annotated[bool, typer.Option("--json", help="Print as JSON")] = False) -> None:
+    """Say whether the local store runs, and where; exit 75 when it does not."""
+    from pipelines.artifacts import as_json
+
+    found = seaweed.status()
+    where = f"{found['endpoint']} (pid {found['pid']})" if found["running"] else "not running"
+    print(as_json(found) if json else f"{where}, {found['bytes'] / 1e6:.0f} MB in {found['data']}")
+    raise typer.Exit(0 if found["running"] else TRANSIENT)
+
+
+@store_app.command(epilog='Example: eval "$(qdflash store env --secret)"')
+def env(secret: Annotated[bool, typer.Option("--secret", help="Print the secret key too")] = False) -> None:
+    """Start the local store and print its variables for a shell; the secret only with --secret."""
+    for name, value in (seaweed.up() | {"QDFLASH_STORE": seaweed.DEFAULT_STORE}).items():
+        shown = value if secret or name != "AWS_SECRET_ACCESS_KEY" else None
+        print(f"export {name}={value}" if shown else f"# {name} is left out; ask with --secret")
+
+
+def _plan(
+    recipe: str,
+    overrides: list[str] | None,
+    store_url: str | None,
+    only: list[str] | None = None,
+    start: list[str] | None = None,
+) -> Plan:
+    loaded = recipe_at(recipe, overrides)
+    return make_plan(loaded, connect(store_url), Selection(tuple(only or ()), tuple(start or ())))
+
+
+def main() -> None:
+    """Run the command; our errors are one line on stderr and an exit code (see components.contract.errors)."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except StageError as error:
+        print(f"qdflash: {one_line(error)}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        print("qdflash: interrupted; run again to continue", file=sys.stderr)
+        sys.exit(TRANSIENT)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(BUG)
+
+
+if __name__ == "__main__":
+    main()

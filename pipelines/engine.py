@@ -1,0 +1,188 @@
+"""The local engine: a plan's tasks as processes, in dependency order, within the machine's CPUs and memory.
+
+Each task runs under :mod:`pipelines.guard`; its output goes to ``<home>/logs/<recipe>/<task>.log``. The engine keeps no
+state of its own: what is committed in the store is done, everything else runs or resumes the next time.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from components.contract.errors import BUG, DONE, TRANSIENT, UserError
+from components.contract.stage import load
+from components.store import cache
+from components.store.backend import Store
+from pipelines import guard
+from pipelines.interpreters import environment, interpreter
+from pipelines.plan import Plan, PlannedTask
+from pipelines.progress import Attempt, Display, Progress
+
+RETRIES = 2
+PAUSE_SECONDS = 5.0
+TICK_SECONDS = 0.2
+
+
+class Engine:
+    """Executes one plan. After :meth:`run`, ``progress`` holds every task's end state, seconds and error."""
+
+    def __init__(self, plan: Plan, display: Display) -> None:
+        self.plan = plan
+        self.progress = {task.name: Progress(task.name, _initial(task)) for task in plan.tasks}
+        self._display = display
+        self._tasks = {task.name: task for task in plan.tasks}
+        self._running: dict[str, tuple[subprocess.Popen[bytes], Attempt]] = {}
+        self._retry_at: dict[str, float] = {}
+        self._cpus = len(os.sched_getaffinity(0))
+        self._memory_gb = _memory_gb()
+        self._stopping = False
+
+    def run(self) -> int:
+        """Run every task that can run; return 0 or the exit code of the first task that failed.
+
+        A failed task keeps only those from running that need it. SIGINT and SIGTERM end the children and the run.
+        Raises :class:`UserError` before anything starts when a task is blocked or a role has no interpreter.
+        """
+        blocked = [f"{task.name}: {task.why}" for task in self.plan.tasks if task.state == "blocked"]
+        if blocked:
+            raise UserError("cannot start: " + "; ".join(blocked))
+        for role in {task.role for task in self.plan.tasks if self.progress[task.name].state == "waiting"}:
+            interpreter(role)
+        with self._signals(), self._display.showing(self.progress):
+            try:
+                while self._running or self._waiting():
+                    self._collect()
+                    if not self._stopping:
+                        self._start_ready()
+                    elif not self._running:
+                        break
+                    time.sleep(TICK_SECONDS)
+            finally:
+                self._end_all()
+        return self._exit_code()
+
+    def _waiting(self) -> bool:
+        return any(one.state == "waiting" for one in self.progress.values())
+
+    def _start_ready(self) -> None:
+        for task in self.plan.tasks:
+            state = self.progress[task.name]
+            if state.state != "waiting" or time.monotonic() < self._retry_at.get(task.name, 0.0):
+                continue
+            needed = [self.progress[name].state for name in task.needs]
+            if any(one in ("failed", "not run") for one in needed):
+                state.end("not run", error="something it needs failed")
+                self._display.line(state)
+            elif all(one in ("done", "cached") for one in needed) and self._soft(task) and self._fits(task):
+                self._start(task)
+
+    def _soft(self, task: PlannedTask) -> bool:
+        return not any(self.progress[name].state in ("waiting", "running") for name in task.soft_needs)
+
+    def _fits(self, task: PlannedTask) -> bool:
+        """Say whether the task's share is free; one that asks for more than the machine has runs alone."""
+        if not self._running:
+            return True
+        running = [self._tasks[name] for name in self._running]
+        cpus = sum(one.cpu for one in running) + task.cpu
+        memory = sum(one.memory_gb for one in running) + task.memory_gb
+        return cpus <= self._cpus and memory <= self._memory_gb
+
+    def _start(self, task: PlannedTask) -> None:
+        store = Store(self.plan.store)
+        for path, key in task.files_to_upload:
+            if store.size(key) is None:
+                store.upload(path, key)
+        state = self.progress[task.name]
+        state.start()
+        attempt = Attempt(self.log_path(task.name))
+        command = [interpreter(task.role), *task.argv]
+        attempt.header(state.attempts, command)
+        with attempt.path.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-I", guard.__file__, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment(task.stage, min(task.cpu, self._cpus)),
+                start_new_session=True,
+            )
+        self._running[task.name] = process, attempt
+        self._display.line(state)
+
+    def _collect(self) -> None:
+        """Read what the running tasks logged and take note of those that ended."""
+        for name, (process, attempt) in list(self._running.items()):
+            code = process.poll()
+            state = self.progress[name]
+            if attempt.read_into(state):
+                self._display.progress(state)
+            if code is None:
+                continue
+            del self._running[name]
+            if code == DONE:
+                state.end("done")
+            elif code == TRANSIENT and state.attempts <= RETRIES and not self._stopping:
+                state.wait_for_retry()
+                self._retry_at[name] = time.monotonic() + PAUSE_SECONDS * state.attempts
+            else:
+                self._failed(state, code)
+            self._display.line(state)
+
+    def _failed(self, state: Progress, code: int) -> None:
+        if code > 128:
+            state.error = f"ended by signal {code - 128}; run again to continue"
+            code = TRANSIENT
+        state.end("failed", code, state.error or f"exit code {code}; see {self.log_path(state.name)}")
+
+    def log_path(self, task: str) -> Path:
+        """Return where a task's output goes."""
+        return cache.home() / "logs" / self.plan.recipe / f"{task}.log"
+
+    def _exit_code(self) -> int:
+        failed = sorted((one for one in self.progress.values() if one.state == "failed"), key=lambda one: one.ended)
+        if failed:
+            return failed[0].exit_code
+        return TRANSIENT if self._stopping else DONE
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            self._stopping = True
+            for process, _ in self._running.values():
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _end_all(self) -> None:
+        """End what still runs when the loop is left by an error of ours; the guards end the rest."""
+        for process, _ in self._running.values():
+            process.terminate()
+        for process, _ in self._running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(guard.GRACE_SECONDS + 10)
+
+
+def _initial(task: PlannedTask) -> str:
+    """A cached task whose stage checks its metrics (the gate) runs all the same: its exit code counts every time."""
+    if task.state == "cached":
+        return "waiting" if hasattr(load(task.stage), "check") else "cached"
+    return {"run": "waiting"}.get(task.state, "not run")
+
+
+def _memory_gb() -> float:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024 / 1e9
+    raise UserError(f"/proc/meminfo: no MemTotal; the local engine needs Linux (exit {BUG})")

@@ -1,0 +1,47 @@
+"""Which interpreter runs which role, and the environment its processes get."""
+
+import os
+import sys
+from pathlib import Path
+
+from components.contract.errors import UserError
+from components.store import cache
+
+ROLES = ("core", "train", "vllm")
+_ONLINE = ("model", "prompts")
+_PROJECT = Path(__file__).resolve().parents[1]
+
+
+def interpreter(role: str) -> str:
+    """Return the role's Python: ``QDFLASH_PYTHON_<ROLE>``, ``.venv/<role>`` beside the project or beside this one.
+
+    Raises :class:`UserError` when there is none.
+    """
+    variable = f"QDFLASH_PYTHON_{role.upper()}"
+    named = os.environ.get(variable)
+    if named:
+        if not os.access(named, os.X_OK):
+            raise UserError(f"{variable}={named}: not an executable")
+        return named
+    for environments in (_PROJECT / ".venv", Path(sys.prefix).parent):
+        python = environments / role / "bin" / "python"
+        if python.exists():
+            return str(python)
+    raise UserError(
+        f"role {role}: no {_PROJECT / '.venv' / role}; run make setup, or set {variable} to its interpreter"
+    )
+
+
+def environment(stage: str, cpu: int) -> dict[str, str]:
+    """Return a task's environment: ours with the store's credentials, its share of threads, hubs off by default."""
+    added = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_PROJECT), os.environ.get("PYTHONPATH")])),
+        "PYTHONUNBUFFERED": "1",
+        "QDFLASH_HOME": str(cache.home()),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        added[name] = str(cpu)
+    if stage not in _ONLINE:
+        added |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    return {**os.environ, **added}

@@ -1,0 +1,272 @@
+"""Real processes of a stage: commit, memoise, race, be killed, fail in one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from components.contract.errors import UserError
+from components.store import cache
+from components.store.artifact import read_manifest, verify
+from components.store.backend import Store
+from tests.conftest import Probe
+
+
+def committed(store: Store, digest: str):
+    artifact = read_manifest(store, "probe", digest)
+    assert artifact is not None
+    return artifact
+
+
+def wait_for(condition, seconds: float = 60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in result.stderr
+    return result.stderr.strip().splitlines()[-1]
+
+
+def test_commit_then_memoise(store: Store, probe: Probe):
+    call = probe.invocation(store, size=1000)
+    first = probe.run(call.argv)
+    assert first.returncode == 0, first.stderr
+    artifact = committed(store, call.digest)
+    assert artifact.uri == call.uri
+    assert [entry["path"] for entry in artifact.files] == ["sub/big.bin", "text.txt"]
+    assert artifact.metrics == {"length": 5}
+    assert artifact.manifest["config"]["steps"] == 2
+    assert (cache.fetch(artifact) / "text.txt").read_text() == "hello"
+    assert store.keys("_work") == []
+    again = probe.run(call.argv)
+    assert again.returncode == 0
+    assert " cached " in again.stderr
+    assert probe.trace() == ["hello 0", "hello 1"]
+
+
+def test_a_memoised_stage_is_quick_and_imports_nothing_heavy(store: Store, probe: Probe):
+    call = probe.invocation(store)
+    assert probe.run(call.argv).returncode == 0
+    before = os.times()
+    result = probe.run(("-X", "importtime", *call.argv))
+    after = os.times()
+    assert result.returncode == 0
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    assert spent < 2.0
+    imported = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in result.stderr.splitlines() if "|" in line}
+    assert "components" in imported
+    assert not imported & {"torch", "vllm", "transformers", "numpy", "datasets"}
+
+
+def test_inputs_arrive_verified(store: Store, probe: Probe):
+    first, second = probe.invocation(store, text="one"), probe.invocation(store, text="two")
+    for call in (first, second):
+        assert probe.run(call.argv).returncode == 0
+    both = probe.invocation(store, {"before": [first.uri, second.uri]}, text="zero")
+    result = probe.run(both.argv)
+    assert result.returncode == 0, result.stderr
+    artifact = committed(store, both.digest)
+    assert (cache.fetch(artifact) / "text.txt").read_text() == "zero one two"
+    assert artifact.manifest["inputs"] == {"before": [first.uri, second.uri]}
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_a_damaged_input_is_refused_by_name(damage: str, store: Store, probe: Probe):
+    first = probe.invocation(store, size=5000)
+    assert probe.run(first.argv).returncode == 0
+    artifact = committed(store, first.digest)
+    key = artifact.key("sub/big.bin")
+    data = bytearray(store.read(key) or b"")
+    data[2500] ^= 1
+    if damage == "remove":
+        store.delete(key)
+    else:
+        store.write(key, bytes(data) if damage == "flip" else bytes(data[:2500]))
+    result = probe.run(probe.invocation(store, {"before": [first.uri]}).argv)
+    assert result.returncode == 2
+    error = one_line_error(result)
+    assert "sub/big.bin" in error
+    assert first.uri in error
+    assert len(verify(artifact, Path(os.environ["QDFLASH_HOME"]))) == 1
+
+
+def test_an_input_that_is_not_there(store: Store, probe: Probe):
+    missing = store.uri("probe/" + "0" * 64)
+    result = probe.run(probe.invocation(store, {"before": [missing]}).argv)
+    assert result.returncode == 2
+    assert f"input {missing}: nothing is committed there" in one_line_error(result)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda argv: argv[: argv.index("--config") + 1] + ('{"texd": "x"}',) + argv[argv.index("--config") + 2 :],
+            "texd",
+        ),
+        (
+            lambda argv: argv[: argv.index("--config") + 1] + ('{"steps": -1}',) + argv[argv.index("--config") + 2 :],
+            "steps",
+        ),
+        (lambda argv: (*argv, "--salt", "abc"), "planner and stage are of different versions"),
+        (lambda argv: (*argv, "--input", "nothing=x"), "--input nothing=x"),
+    ],
+)
+def test_a_wrong_call_names_what_is_wrong(change, says: str, probe: Probe, tmp_path: Path):
+    store = Store(str(tmp_path / "store"))
+    result = probe.run(change(probe.invocation(store).argv))
+    assert result.returncode == 2
+    assert says in one_line_error(result)
+    assert store.keys("probe") == []
+
+
+@pytest.mark.parametrize(("error", "code"), [("UserError", 2), ("GateError", 3), ("TransientError", 75), ("Bug", 1)])
+def test_exit_codes_and_nothing_visible(error: str, code: int, store: Store, probe: Probe):
+    call = probe.invocation(store, fail=error)
+    result = probe.run(call.argv)
+    assert result.returncode == code
+    assert read_manifest(store, "probe", call.digest) is None
+    assert store.keys("probe") == []
+    assert store.read(f"_work/probe/{call.digest}/_lease.json") is None
+    assert len(store.keys(f"_work/probe/{call.digest}")) == 2
+
+
+def test_kill_9_then_the_next_run_takes_over_at_once_and_redoes_only_what_was_in_flight(store: Store, probe: Probe):
+    call = probe.invocation(store, steps=4, seconds=0.5)
+    process = probe.start(call.argv)
+    wait_for(lambda: len(probe.trace()) == 2)
+    process.kill()
+    process.communicate()
+    assert store.read(f"_work/probe/{call.digest}/_lease.json")
+    start = time.monotonic()
+    result = probe.run(call.argv)
+    assert result.returncode == 0, result.stderr
+    assert time.monotonic() - start < 15
+    trace = probe.trace()
+    assert set(trace) == {f"hello {step}" for step in range(4)}
+    assert trace.count("hello 0") == 1
+    assert len(trace) <= 5
+    assert store.keys("_work") == []
+
+
+def test_sigterm_gives_the_lease_back(store: Store, probe: Probe):
+    call = probe.invocation(store, steps=50, seconds=0.2)
+    process = probe.start(call.argv)
+    wait_for(lambda: probe.trace())
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 75
+    assert "Traceback" not in errors
+    assert store.read(f"_work/probe/{call.digest}/_lease.json") is None
+    assert list((Path(os.environ["QDFLASH_HOME"]) / "tmp").iterdir()) == []
+
+
+def test_two_live_writers_of_one_digest_the_second_waits_and_adopts(store: Store, probe: Probe):
+    call = probe.invocation(store, steps=4, seconds=0.7)
+    first = probe.start(call.argv)
+    wait_for(lambda: probe.trace())
+    second = probe.run(call.argv)
+    first.communicate()
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert " waiting " in second.stderr
+    assert f"pid={first.pid}" in second.stderr
+    assert " adopted " in second.stderr
+    assert probe.trace() == [f"hello {step}" for step in range(4)]
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from components.store.artifact import commit
+from components.store.backend import Store
+url, folder, start = sys.argv[1:]
+store = Store(url)
+time.sleep(max(0, float(start) - time.time()))
+artifact, won = commit(store, "probe", "d" * 64, Path(folder), {"metrics": {}})
+print(won, artifact.manifest["attempt"])
+"""
+
+
+def test_two_processes_commit_one_digest_one_manifest_wins_and_no_attempt_is_left(
+    store: Store, tmp_path: Path, probe: Probe
+):
+    start = str(time.time() + 2.5)
+    writers = []
+    for number in range(2):
+        folder = tmp_path / f"out{number}"
+        folder.mkdir()
+        (folder / "file").write_text(f"writer {number}")
+        writers.append(
+            subprocess.Popen(
+                [sys.executable, "-c", WRITER, store.url, str(folder), start], stdout=subprocess.PIPE, text=True
+            )
+        )
+    answers = [writer.communicate(timeout=60)[0].split() for writer in writers]
+    assert sorted(won for won, _ in answers) == ["False", "True"]
+    assert answers[0][1] == answers[1][1]
+    artifact = read_manifest(store, "probe", "d" * 64)
+    assert artifact is not None
+    winner = [won for won, _ in answers].index("True")
+    assert store.read(artifact.key("file")) == f"writer {winner}".encode()
+    assert sorted(store.keys("probe")) == sorted([artifact.key("file"), f"probe/{'d' * 64}/_manifest.json"])
+
+
+@pytest.mark.slow
+def test_kill_9_in_the_middle_of_an_upload_leaves_nothing_visible(store: Store, probe: Probe):
+    call = probe.invocation(store, steps=0, size=400 << 20)
+    process = probe.start(call.argv)
+    tmp = Path(os.environ["QDFLASH_HOME"]) / "tmp"
+    wait_for(lambda: [path for path in tmp.rglob("big.bin") if path.stat().st_size == 400 << 20])
+    time.sleep(0.15)
+    process.kill()
+    process.communicate()
+    assert read_manifest(store, "probe", call.digest) is None
+    assert all(not key.endswith("_manifest.json") for key in store.keys("probe"))
+    assert all(store.size(key) == 400 << 20 for key in store.keys("probe") if key.endswith("big.bin"))
+    assert probe.run(call.argv).returncode == 0
+    assert verify(committed(store, call.digest), tmp) == []
+
+
+def test_wrong_credentials_and_a_dead_store(s3: dict[str, str], probe: Probe, monkeypatch: pytest.MonkeyPatch):
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    call = probe.invocation(Store("s3://qdflash/x"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    result = probe.run(call.argv)
+    assert result.returncode == 2
+    assert "s3://qdflash/x" in one_line_error(result)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    start = time.monotonic()
+    result = probe.run(call.argv)
+    assert result.returncode == 75
+    assert "http://127.0.0.1:9" in one_line_error(result)
+    assert time.monotonic() - start < 15
+
+
+def test_executor_output_is_what_kfp_reads(probe: Probe, tmp_path: Path):
+    call = probe.invocation(Store(str(tmp_path / "store")))
+    path = tmp_path / "kfp" / "output.json"
+    assert probe.run((*call.argv, "--executor-output", str(path))).returncode == 0
+    (artifact,) = json.loads(path.read_text())["artifacts"]["artifact"]["artifacts"]
+    assert artifact["metadata"]["digest"] == call.digest
+    assert artifact["metadata"]["uri"] == call.uri
+
+
+def test_config_from_a_file(probe: Probe, tmp_path: Path):
+    call = probe.invocation(Store(str(tmp_path / "store")), text="filed")
+    at = call.argv.index("--config") + 1
+    (tmp_path / "config.json").write_text(call.argv[at])
+    assert probe.run((*call.argv[:at], str(tmp_path / "config.json"), *call.argv[at + 1 :])).returncode == 0
+
+
+def test_a_number_that_canonical_json_cannot_hold(probe: Probe, tmp_path: Path):
+    with pytest.raises(UserError, match="numbers must be finite"):
+        probe.invocation(Store(str(tmp_path)), number=float("inf"))
