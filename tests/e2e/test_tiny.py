@@ -1,0 +1,145 @@
+"""The tiny recipe, whole: real S3, real vLLM, real training; stages killed while at work; one knob changed late.
+
+The tests of this module run in order on one state folder, as a user's days would.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+QDFLASH = str(Path(sys.executable).with_name("qdflash"))
+KILLED = ("regen_a", "qad", "drafter_2")
+PROGRESS = re.compile(r"^\S+ \S+ progress done=(\d+) total=(\d+)", re.MULTILINE)
+STARTED = re.compile(r"^\S+ \S+ started .*pid=(\d+)", re.MULTILINE)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "QDFLASH_"))
+    } | {"QDFLASH_HOME": str(folder)}
+    yield environment
+    subprocess.run([QDFLASH, "store", "down"], env=environment, check=True, timeout=60)
+
+
+def qdflash(environment, *words, check=True):
+    result = subprocess.run([QDFLASH, *words], env=environment, capture_output=True, text=True, timeout=1500, check=False)
+    if check and result.returncode != 0:
+        raise AssertionError(f"qdflash {' '.join(words)} ended with {result.returncode}\n{result.stdout}\n{result.stderr}")
+    return result
+
+
+def plan(environment, *words):
+    tasks = json.loads(qdflash(environment, "plan", "tiny", "--json", *words).stdout)["tasks"]
+    return {task["name"]: task for task in tasks}
+
+
+def log_of(environment, task):
+    path = Path(environment["QDFLASH_HOME"]) / "logs" / "tiny" / f"{task}.log"
+    return path.read_text() if path.exists() else ""
+
+
+def kill_at_work(environment, task):
+    """Run until ``task`` has shown k of n done, 0 < k < n; kill it with -9; return k, n and the log's length."""
+    seen = len(log_of(environment, task))
+    run = subprocess.Popen([QDFLASH, "run", "tiny"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 900
+    try:
+        while time.monotonic() < deadline:
+            text = log_of(environment, task)[seen:]
+            shown = [(int(done), int(total)) for done, total in PROGRESS.findall(text)]
+            if shown and 0 < shown[-1][0] < shown[-1][1]:
+                os.kill(int(STARTED.findall(text)[-1]), signal.SIGKILL)
+                assert run.wait(timeout=300) != 0
+                return *shown[-1], seen + len(text)
+            assert run.poll() is None, f"the run ended before {task} was seen at work:\n{text[-2000:]}"
+            time.sleep(0.05)
+    finally:
+        if run.poll() is None:
+            run.terminate()
+            run.wait(timeout=120)
+    raise AssertionError(f"{task} was not seen at work within 900 s:\n{log_of(environment, task)[-2000:]}")
+
+
+def test_killed_stages_continue_and_redo_only_work_in_flight(home):
+    killed = {task: kill_at_work(home, task) for task in KILLED}
+    result = qdflash(home, "run", "tiny")
+    assert "report" in result.stdout
+    for task, (done, total, length) in killed.items():
+        shown = PROGRESS.findall(log_of(home, task)[length:])
+        assert shown, f"{task} showed no progress after it was killed"
+        first, last = int(shown[0][0]), int(shown[-1][0])
+        assert first >= done, f"{task} had {done} of {total} done when it was killed and began again at {first}"
+        assert last == int(shown[-1][1])
+
+
+def test_everything_is_committed_whole_and_cached(home):
+    states = {name: task["state"] for name, task in plan(home).items()}
+    assert {name for name, state in states.items() if state != "cached"} <= {"deploy"}
+    listed = json.loads(qdflash(home, "artifacts", "list", "--json").stdout)
+    assert len(listed) >= len(states) - 1
+    assert qdflash(home, "artifacts", "verify").returncode == 0
+    started = time.monotonic()
+    qdflash(home, "run", "tiny")
+    assert time.monotonic() - started < 60
+
+
+def test_the_figures_of_the_run_make_sense(home):
+    metrics = {}
+    for name, task in plan(home).items():
+        if task["state"] == "cached":
+            shown = qdflash(home, "artifacts", "show", task["digest"], "--json")
+            metrics[name] = json.loads(shown.stdout)["metrics"]
+    rows = metrics["regen_a"]["rows"]
+    assert rows == metrics["prompts_a"]["rows"]
+    assert metrics["qad"]["kl_after"] < metrics["qad"]["kl_before"]
+    assert 0 < metrics["qad"]["codes_changed"] < 1
+    assert metrics["measure_pair"]["parity"]["broken"] == 0
+    assert metrics["measure_pair"]["acceptance_length"]["value"] >= 1
+    assert metrics["gate"]["passed"] is True
+
+
+def test_a_late_knob_reruns_only_what_depends_on_it(home):
+    changed = plan(home, "--set", "gptq.damping=0.02")
+    running = {name for name, task in changed.items() if task["state"] == "run"}
+    assert running == {"gptq", "bundle", "measure_pair", "gate", "report", "deploy"}
+    assert "damping" in changed["gptq"]["why"]
+    qdflash(home, "run", "tiny", "--set", "gptq.damping=0.02")
+    rerun = plan(home, "--set", "gptq.damping=0.02")
+    assert {name for name, task in rerun.items() if task["state"] == "run"} <= {"deploy"}
+
+
+def test_an_early_knob_reruns_everything_below(home):
+    changed = plan(home, "--set", "prompts_a.count=20")
+    assert all(
+        changed[name]["state"] == "run"
+        for name in ("prompts_a", "regen_a", "qad", "pack", "drafter_1", "regen_b", "drafter_2", "gptq", "bundle", "gate")
+    )
+    assert changed["teacher"]["state"] == "cached"
+
+
+def test_a_corrupted_artifact_is_named(home):
+    """Last: it damages the store."""
+    bundle = plan(home)["gptq"]
+    listed = json.loads(qdflash(home, "artifacts", "show", bundle["digest"], "--json").stdout)
+    code = (
+        "import sys; from components.store.backend import Store\n"
+        "from pipelines.connect import connect\n"
+        "store = connect(); key = sys.argv[1]; data = bytearray(store.read(key)); data[len(data) // 2] ^= 1\n"
+        "store.write(key, bytes(data))"
+    )
+    key = f"gptq/{bundle['digest']}/{listed['attempt']}/model.safetensors"
+    subprocess.run([sys.executable, "-c", code, key], env=home, check=True, timeout=60)
+    result = qdflash(home, "artifacts", "verify", bundle["digest"], check=False)
+    assert result.returncode == 2
+    assert "model.safetensors" in result.stdout + result.stderr
