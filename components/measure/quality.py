@@ -1,0 +1,130 @@
+"""Quality suites: which rows are asked, and the score, interval and chance level of what came back."""
+
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from components.contract.errors import UserError
+from components.measure.intervals import wilson
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One of lm-eval's tasks: where it lives there, the score that counts, and the published protocol's settings."""
+
+    folder: str
+    split: str
+    fields: tuple[str, ...]
+    metric: str
+    filter: str
+    max_tokens: int
+    thinking: bool
+    shots: int = 0
+
+
+_WRONG = tuple(f"Incorrect Answer {number}" for number in (1, 2, 3))
+SUITES = {
+    "mmlu_pro": Suite(
+        folder="mmlu_pro",
+        split="test",
+        fields=("question", "options", "answer", "category"),
+        metric="exact_match",
+        filter="custom-extract",
+        max_tokens=2048,
+        thinking=False,
+        shots=5,
+    ),
+    "ifeval": Suite(
+        folder="ifeval",
+        split="train",
+        fields=("key", "prompt", "instruction_id_list", "kwargs"),
+        metric="inst_level_strict_acc",
+        filter="none",
+        max_tokens=1280,
+        thinking=False,
+    ),
+    "gpqa": Suite(
+        folder="gpqa/cot_zeroshot",
+        split="train",
+        fields=("Question", "Correct Answer", *_WRONG),
+        metric="exact_match",
+        filter="flexible-extract",
+        max_tokens=12288,
+        thinking=True,
+    ),
+}
+
+
+def select_rows(name: str, files: dict[str, Path], limit: int | None, shots: int) -> dict[str, list[Row]]:
+    """Read a suite's rows by split: ``limit`` of them (None: all), MMLU-Pro's spread evenly over its subjects.
+
+    ``files`` maps file names to paths: ``<suite>.jsonl``, and ``mmlu_pro_validation.jsonl`` for its few shots. Raises
+    :class:`UserError` naming a file, field or few-shot example that is missing.
+    """
+    suite = SUITES[name]
+    rows = _read(files, f"{name}.jsonl", suite.fields)
+    if name != "mmlu_pro":
+        return {suite.split: rows[:limit]}
+    by_subject: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_subject[row["category"]].append(row)
+    rows = [row for group in zip_longest(*by_subject.values()) for row in group if row is not None][:limit]
+    examples = _read(files, "mmlu_pro_validation.jsonl", (*suite.fields, "cot_content"))
+    held = Counter(row["category"] for row in examples)
+    for subject in sorted({row["category"] for row in rows}):
+        if held[subject] < shots:
+            raise UserError(
+                f"quality: mmlu_pro_validation.jsonl has {held[subject]} examples of {subject!r}, fewer than {shots} shots"
+            )
+    return {suite.split: rows, "validation": examples}
+
+
+def summarise(name: str, samples: list[Row], chance: float) -> Row:
+    """Return ``score``, ``low``, ``high``, ``n``, ``chance``, ``power`` and ``truncated`` (share cut at the cap).
+
+    A sample holds ``marks`` (one truth value an item, several for IFEval's instructions), ``task`` and
+    ``finish_reason``. The score is the mean over all marks; the interval is Wilson's with one trial an item, which
+    is wide enough for marks that hang together. ``power`` says whether the interval lies above ``chance``. MMLU-Pro
+    adds ``subject_mean``, the unweighted mean over subjects.
+    """
+    marks = [mark for sample in samples for mark in sample["marks"]]
+    score = sum(marks) / len(marks)
+    low, high = wilson(score, len(samples))
+    figures = {
+        "score": score,
+        "low": low,
+        "high": high,
+        "n": len(samples),
+        "chance": chance,
+        "power": low > chance,
+        "truncated": sum(sample["finish_reason"] == "length" for sample in samples) / len(samples),
+    }
+    if name == "mmlu_pro":
+        subjects: dict[str, list[bool]] = defaultdict(list)
+        for sample in samples:
+            subjects[sample["task"]].extend(sample["marks"])
+        figures["subject_mean"] = sum(sum(marks) / len(marks) for marks in subjects.values()) / len(subjects)
+    return figures
+
+
+def _read(files: dict[str, Path], name: str, fields: tuple[str, ...]) -> list[Row]:
+    if name not in files:
+        given = ", ".join(sorted(files)) or "none"
+        raise UserError(f"quality: the tasks input has no file called {name} (given: {given})")
+    rows = []
+    for number, line in enumerate(files[name].read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"quality: {name}:{number} is not a JSON row") from error
+        if missing := [field for field in fields if field not in row]:
+            raise UserError(f"quality: {name}:{number} has no field {missing[0]!r}; see the data set's own schema")
+        rows.append(row)
+    if not rows:
+        raise UserError(f"quality: {name} is empty")
+    return rows
