@@ -37,9 +37,9 @@ def unquantized(folder: Path, tensors: Tensors, quantized: Iterable[str]) -> lis
     own), and the matrices stored beside it that the architecture does not know (a multi-token-prediction module).
     """
     quantized = set(quantized)
-    skeleton = _skeleton(folder)
-    known = {_stored_name(name, tensors) for name, _ in skeleton.named_modules()}
-    linears = {_stored_name(name, tensors) for name, one in skeleton.named_modules() if isinstance(one, nn.Linear)}
+    model = skeleton(folder)
+    known = stored_modules(model, tensors)
+    linears = {_stored_name(name, tensors) for name, one in model.named_modules() if isinstance(one, nn.Linear)}
     foreign = {
         name.removesuffix(".weight")
         for name in tensors
@@ -77,8 +77,13 @@ def locate(model: nn.Module, stored: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _skeleton(folder: Path) -> nn.Module:
-    """Return the model without memory for its weights."""
+def stored_modules(model: nn.Module, tensors: Tensors) -> set[str]:
+    """Return the names of a model's modules as the folder's tensors spell them."""
+    return {_stored_name(name, tensors) for name, _ in model.named_modules()}
+
+
+def skeleton(folder: Path) -> nn.Module:
+    """Return the architecture that a folder's config names, without memory for its weights."""
     config: Any = AutoConfig.from_pretrained(folder)
     if hasattr(config, "quantization_config"):
         del config.quantization_config

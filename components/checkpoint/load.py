@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from components.checkpoint.config import read_config
 from components.checkpoint.unpack import dense_tensors
@@ -21,6 +22,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedM
     """
     folder = Path(folder)
     read_config(folder)
+    logging.disable_progress_bar()
     try:
         config: Any = AutoConfig.from_pretrained(folder)
         architecture = AutoModelForCausalLM._model_mapping[type(config)]

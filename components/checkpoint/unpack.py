@@ -22,11 +22,17 @@ def dense_tensors(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Iterator
             yield f"{module}.weight", dequantize(quantized.codes, quantized.scales, dtype)
 
 
+def passthrough_names(tensors: Tensors) -> list[str]:
+    """Return the names of everything that is not part of a packed weight; no output head where it is tied."""
+    tied = read_config(tensors.folder).get("tie_word_embeddings", False)
+    packed = (PACKED, SCALE, SHAPE)
+    return [n for n in tensors if n.rpartition(".")[2] not in packed and not (tied and n == "lm_head.weight")]
+
+
 def passthrough_tensors(tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor that is not part of a packed weight, as stored."""
-    for name in tensors:
-        if name.rpartition(".")[2] not in (PACKED, SCALE, SHAPE):
-            yield name, tensors[name]
+    """Yield every tensor of :func:`passthrough_names`, as stored."""
+    for name in passthrough_names(tensors):
+        yield name, tensors[name]
 
 
 def unpack(folder: Path, destination: Path) -> None:

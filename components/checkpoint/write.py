@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -59,8 +58,8 @@ class TensorWriter:
     def __enter__(self) -> "TensorWriter":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None) -> None:
-        if kind is None:
+    def __exit__(self, *raised: object) -> None:
+        if raised[0] is None:
             self._finish()
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -136,7 +135,7 @@ def save_quantized(
 
 
 def quantization_config(group_size: int, ignore: list[str]) -> dict[str, Any]:
-    """Return the ``quantization_config`` of a symmetric INT4 weight-only checkpoint, from the library's own classes."""
+    """Return a symmetric INT4 weight-only ``quantization_config``, made from the library's own classes."""
     weights = QuantizationArgs(
         num_bits=BITS, type="int", symmetric=True, strategy=QuantizationStrategy.GROUP, group_size=group_size
     )

@@ -1,0 +1,79 @@
+"""The trained latents beside the grid they were trained on."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from components.checkpoint.census import skeleton, stored_modules
+from components.checkpoint.config import group_sizes
+from components.checkpoint.grid import SCALE, Quantized, read_module
+from components.checkpoint.quantize import integer_codes
+from components.checkpoint.tensors import Tensors
+from components.contract.errors import UserError
+from components.contract.log import Log
+
+
+class Latents:
+    """Latents of the modules that trained; the student's own codes for those that the text model does not have.
+
+    Raises:
+        UserError: a latent of a module that the student does not quantise, a module of the model without a latent, a
+            shape or dtype that does not fit, a NaN, or scales whose bytes are not the student's; the module is named.
+    """
+
+    def __init__(self, selected: Tensors, student: Tensors, modules: list[str]) -> None:
+        self.student = student
+        self.modules = modules
+        self._selected = selected
+        self._sizes = group_sizes(student.folder)
+        given = {name.rpartition(".")[0] for name in selected}
+        expected = {f"{module}.{kind}" for module in given for kind in ("weight", SCALE)}
+        if odd := set(selected) ^ expected:
+            raise UserError(f"{selected.folder}: {min(odd)}: every module needs a weight and a {SCALE}, nothing else")
+        if unknown := given - set(modules):
+            raise UserError(f"{selected.folder}: {min(unknown)} is not quantised in {student.folder}")
+        trainable = stored_modules(skeleton(student.folder), student) & set(modules)
+        if missing := trainable - given:
+            raise UserError(f"{selected.folder}: no latents of {min(missing)}; {len(missing)} modules are missing")
+        self.trained = sorted(given)
+        self.carried = sorted(set(modules) - given)
+
+    def original(self, module: str) -> Quantized:
+        """Return the student's codes and scales."""
+        return read_module(self.student, module, self._sizes)
+
+    def latent(self, module: str) -> Tensor:
+        """Return the tensor that the training forward quantised, checked against the student's grid."""
+        where = f"{self._selected.file(f'{module}.weight')}: {module}"
+        latent, scales = self._selected[f"{module}.weight"], self._selected[f"{module}.{SCALE}"]
+        original = self.original(module)
+        if latent.shape != original.codes.shape or latent.dtype not in (torch.float32, torch.bfloat16):
+            raise UserError(f"{where}: latents are {latent.dtype} {list(latent.shape)}; they do not fit the student's")
+        if not torch.isfinite(latent).all():
+            raise UserError(f"{where}: latents hold NaN or infinity; training diverged")
+        if not same_bytes(scales, original.scales):
+            raise UserError(f"{where}: scales differ from the student's; the grid must stay frozen in training")
+        return latent
+
+    def packed(self, log: Log) -> Iterator[tuple[str, Quantized]]:
+        """Yield each module's codes, trained or carried, on the student's scales."""
+        for done, module in enumerate(self.modules, 1):
+            original = self.original(module)
+            if module in self.carried:
+                yield module, original
+            else:
+                yield (
+                    module,
+                    Quantized(
+                        integer_codes(self.latent(module), original.scales), original.scales, original.group_size
+                    ),
+                )
+            log.progress(done, len(self.modules), module=module)
+
+
+def same_bytes(one: Tensor, other: Tensor) -> bool:
+    """Compare dtype, shape and bytes: NaNs and signed zeros count as what they are."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))

@@ -1,0 +1,95 @@
+"""Proofs that the packed target is what was trained; each failure ends the stage."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
+from torch import Tensor
+
+from components.checkpoint.census import compare, locate
+from components.checkpoint.grid import PACKED, SCALE, quantized_modules
+from components.checkpoint.load import load_model, load_tokenizer
+from components.checkpoint.quantize import BITS, dequantize, fake_quantize, integer_codes
+from components.checkpoint.tensors import Tensors
+from components.checkpoint.unpack import passthrough_names
+from components.contract.errors import UserError
+from components.contract.log import Log
+from components.pack.latents import Latents, same_bytes
+
+PROOF_TEXTS = (
+    "The lighthouse keeper wrote down the time of every ship that passed, and in winter there were few.",
+    "def mean(values):\n    return sum(values) / len(values)\n\nprint(mean([3, 4, 8]))",
+    "Question: a train leaves at 9:40 and arrives at 13:05. How long is the journey?\nAnswer: 3 hours and 25 minutes.",
+    "Bread needs flour, water, salt and time; of these, time is the one that is most often left out.",
+)
+
+
+def prove_tensors(target: Tensors, latents: Latents, log: Log) -> dict[str, tuple[tuple[int, int], float]]:
+    """Read the written target back and compare it with the student and the latents, module by module.
+
+    Proved: the census is the student's; scales are the student's bytes; unpacked codes are the latents' integer codes;
+    the student's own weights, put through the same path, give the student's packed bytes; other tensors are equal.
+
+    Returns:
+        Module name to (shape, share of codes that differ from the student's).
+    """
+    compare(quantized_modules(target), latents.modules, f"census of {target.folder}")
+    changed = {}
+    for done, module in enumerate(latents.modules, 1):
+        where = f"{target.file(f'{module}.{PACKED}')}: {module}"
+        original = latents.original(module)
+        scales = target[f"{module}.{SCALE}"]
+        if not same_bytes(scales, latents.student[f"{module}.{SCALE}"]):
+            raise UserError(f"{where}: packed scales are not the student's bytes")
+        codes = unpack_from_int32(target[f"{module}.{PACKED}"], BITS, original.codes.shape)
+        latent = None if module in latents.carried else latents.latent(module)
+        expected = original.codes if latent is None else integer_codes(latent, scales)
+        untouched = dequantize(original.codes, scales, scales.dtype if latent is None else latent.dtype)
+        if not torch.equal(
+            pack_to_int32(integer_codes(untouched, scales), BITS), latents.student[f"{module}.{PACKED}"]
+        ):
+            raise UserError(f"{where}: the student's own weights do not pack to the student's own codes")
+        if not torch.equal(codes, expected):
+            raise UserError(f"{where}: unpacked codes are not the integer codes of the latents")
+        share = float((codes != original.codes).float().mean())
+        changed[module] = ((codes.shape[0], codes.shape[1]), share)
+        log.progress(done, len(latents.modules), module=module)
+    dense = passthrough_names(latents.student)
+    compare(passthrough_names(target), dense, f"dense tensors of {target.folder}")
+    for name in dense:
+        if not same_bytes(target[name], latents.student[name]):
+            raise UserError(f"{target.file(name)}: {name} is not the student's")
+    return changed
+
+
+def logit_difference(target: Path, student: Path, latents: Latents, tokenizer_folder: Path) -> dict[str, float]:
+    """Compare the reloaded target's logits with those of the fake-quantised student; one model in memory at a time.
+
+    Returns:
+        ``kl``: mean over tokens of KL(student ‖ target) in nats; ``max_logit_difference``; ``proof_tokens``.
+    """
+    tokenizer = load_tokenizer(tokenizer_folder)
+    rows = [tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"] for text in PROOF_TEXTS]
+    expected = list(_fake_quantized_logits(student, latents, rows))
+    model = load_model(target)
+    kl = difference = tokens = 0.0
+    with torch.inference_mode():
+        for row, reference in zip(rows, expected, strict=True):
+            logits = model(input_ids=row, use_cache=False).logits[0].float()
+            log_p, log_q = reference.log_softmax(-1), logits.log_softmax(-1)
+            kl += float((log_p.exp() * (log_p - log_q)).sum())
+            difference = max(difference, float((reference - logits).abs().max()))
+            tokens += row.shape[1]
+    return {"kl": kl / tokens, "max_logit_difference": difference, "proof_tokens": tokens}
+
+
+@torch.inference_mode()
+def _fake_quantized_logits(student: Path, latents: Latents, rows: list[Tensor]) -> Iterator[Tensor]:
+    model = load_model(student)
+    names = locate(model, latents.trained)
+    for module, inner in names.items():
+        weight = model.get_submodule(inner).weight
+        weight.copy_(fake_quantize(latents.latent(module).float(), latents.original(module).scales).to(weight.dtype))
+    for row in rows:
+        yield model(input_ids=row, use_cache=False).logits[0].float()

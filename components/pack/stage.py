@@ -1,0 +1,85 @@
+"""Declaration of the ``pack`` stage."""
+
+import json
+from typing import Any
+
+from pydantic import Field
+
+from components.contract.context import Inputs, Output
+from components.contract.digest import StageConfig
+from components.contract.errors import UserError
+from components.contract.stage import Port
+
+ROLE = "train"
+VERSION = 1
+INPUTS = {
+    "selected": Port("selected distillation checkpoint: latents and scales of the quantised linears"),
+    "student": Port("INT4 checkpoint that distillation started from: grid, and everything that is not quantised"),
+    "model": Port("BF16 model: tokenizer, chat template, generation config"),
+}
+OUTPUTS = {
+    "config.json": "model config with its quantization_config",
+    "model*.safetensors": "packed codes, the student's scales, shapes; everything else as in the student",
+    "census.json": "every quantised module with its shape and the share of codes that training changed; dense linears",
+    "tokenizer*": "tokenizer, chat template and generation files of the model",
+}
+
+
+class Config(StageConfig):
+    """What the proof tolerates."""
+
+    max_kl: float = Field(
+        1e-4,
+        description="Largest mean KL, in nats a token, between the reloaded target and the fake-quantised student; "
+        "both compute in BF16",
+        ge=0,
+    )
+
+
+def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
+    """Pack and prove; return the proof's figures."""
+    from components.checkpoint.census import check_fused, unquantized
+    from components.checkpoint.config import read_config
+    from components.checkpoint.grid import quantized_modules
+    from components.checkpoint.tensors import Tensors
+    from components.checkpoint.unpack import passthrough_tensors
+    from components.checkpoint.write import save_quantized
+    from components.pack.latents import Latents
+    from components.pack.proof import logit_difference, prove_tensors
+
+    folder, sidecars = inputs["student"].path, inputs["model"].path
+    student = Tensors(folder)
+    modules = quantized_modules(student)
+    dense = unquantized(folder, student, modules)
+    check_fused(modules, dense)
+    latents = Latents(Tensors(inputs["selected"].path), student, modules)
+    with output.timed("pack"):
+        save_quantized(
+            output.path,
+            modules=latents.packed(output.log),
+            others=passthrough_tensors(student),
+            config=read_config(folder),
+            ignore=dense,
+            sidecars=sidecars,
+        )
+    with output.timed("prove tensors"):
+        changed = prove_tensors(Tensors(output.path), latents, output.log)
+    with output.timed("prove logits"):
+        difference = logit_difference(output.path, folder, latents, sidecars)
+    if not difference["kl"] <= config.max_kl:
+        raise UserError(
+            f"{output.path}: the packed target differs from the fake-quantised student by {difference['kl']:.3g} nats "
+            f"a token, more than max_kl {config.max_kl:.3g}; its logits are not those that training saw"
+        )
+    quantized = {name: {"shape": list(shape), "codes_changed": share} for name, (shape, share) in changed.items()}
+    census = {"quantized": quantized, "carried": latents.carried, "dense": dense}
+    (output.path / "census.json").write_text(json.dumps(census, indent=1) + "\n")
+    sizes = {name: shape[0] * shape[1] for name, (shape, _) in changed.items()}
+    return {
+        "quantized": len(modules),
+        "carried": len(latents.carried),
+        "dense_linears": len(dense),
+        "modules_proved": len(changed),
+        "codes_changed": sum(share * sizes[name] for name, (_, share) in changed.items()) / sum(sizes.values()),
+        **difference,
+    }

@@ -1,0 +1,83 @@
+"""llm-compressor chooses the scales (and, with GPTQ, moves the weights); the codes are ours, divided in fp32."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llmcompressor import oneshot
+from llmcompressor.modifiers.gptq import GPTQModifier
+from llmcompressor.modifiers.quantization import QuantizationModifier
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
+
+from components.checkpoint.census import locate
+from components.checkpoint.grid import Quantized
+from components.checkpoint.load import load_tokenizer
+from components.checkpoint.quantize import BITS, dequantize, integer_codes
+from components.checkpoint.tensors import Tensors
+from components.contract.errors import UserError
+from components.contract.log import Log
+
+
+def check_groups(model: nn.Module, group_size: int, ignore: list[str], folder: Path) -> None:
+    """Demand that groups divide the input width of every linear that will be quantised."""
+    chosen = [
+        (name, one) for name, one in model.named_modules() if isinstance(one, nn.Linear) and not _matches(name, ignore)
+    ]
+    if not chosen:
+        raise UserError(f"ignore {ignore}: leaves no linear of {folder} to quantise")
+    for name, linear in chosen:
+        if linear.in_features % group_size:
+            raise UserError(
+                f"{folder}: {name} has {linear.in_features} inputs, which groups of {group_size} do not divide; "
+                "choose another group_size or ignore the module"
+            )
+
+
+def choose_scales(
+    model: PreTrainedModel, group_size: int, ignore: list[str], batches: "DataLoader[Any] | None", dampening: float
+) -> None:
+    """Attach a ``weight_scale`` [out, in / group] to every quantised linear, in place.
+
+    Without ``batches`` a scale is the group's largest magnitude / 7.5. With them GPTQ (arXiv 2210.17323) runs layer by
+    layer, each on the outputs of the quantised layers before it, and leaves on-grid weights.
+    """
+    weights = {"num_bits": BITS, "type": "int", "symmetric": True, "strategy": "group", "group_size": group_size}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    if batches is None:
+        oneshot(model=model, recipe=QuantizationModifier(config_groups=groups, ignore=ignore), pipeline="datafree")
+        return
+    recipe = GPTQModifier(config_groups=groups, ignore=ignore, dampening_frac=dampening)
+    tokenizer = load_tokenizer(Path(model.config._name_or_path))
+    oneshot(model=model, recipe=recipe, dataset=batches, processor=tokenizer, pipeline="sequential")
+
+
+def quantized_linears(model: nn.Module, tensors: Tensors) -> dict[str, nn.Module]:
+    """Return the modules that got scales, by their stored names."""
+    stored = locate(model, (name.removesuffix(".weight") for name in tensors if name.endswith(".weight")))
+    modules = dict(model.named_modules())
+    chosen = {name: modules[inner] for name, inner in stored.items() if hasattr(modules[inner], "weight_scale")}
+    return dict(sorted(chosen.items()))
+
+
+def summarise(
+    linears: dict[str, nn.Module], tensors: Tensors, group_size: int, errors: dict[str, float], log: Log
+) -> Iterator[tuple[str, Quantized]]:
+    """Yield each module's codes and scales; note ‖W − Ŵ‖² / ‖W‖² against the stored weight W in ``errors``."""
+    for done, (name, linear) in enumerate(linears.items(), 1):
+        scales = linear.weight_scale.detach()
+        codes = integer_codes(linear.weight, scales)
+        original = tensors[f"{name}.weight"].float()
+        difference = original - dequantize(codes, scales).float()
+        errors[name] = float(difference.square().sum() / original.square().sum())
+        log.progress(done, len(linears), module=name)
+        yield name, Quantized(codes, scales, group_size)
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(
+        re.match(pattern.removeprefix("re:"), name) if pattern.startswith("re:") else name == pattern
+        for pattern in patterns
+    )
