@@ -14,12 +14,14 @@ from pipelines.plan import Plan, PlannedTask
 
 
 def compile_plan(plan: Plan, path: Path) -> None:
-    """Write the IR YAML of ``plan`` to ``path``; the same plan gives the same bytes.
+    """Write the IR YAML of ``plan`` to ``path`` (``*.yaml``); the same plan gives the same bytes.
 
     Cached tasks become importers of their manifests, skipped ones are left out. KFP's own cache is off: the plan has
     decided already. Raises :class:`UserError` for a blocked task, a missing image, or a store that pods cannot reach.
     """
     _check(plan)
+    if path.suffix != ".yaml":
+        raise UserError(f"{path}: KFP wants a name that ends in .yaml")
 
     @dsl.pipeline(name=plan.recipe, description=f"qdflash recipe {plan.recipe} on {plan.store}")
     def pipeline() -> None:

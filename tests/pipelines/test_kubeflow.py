@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 import yaml
-from planning import RECIPES, REGENERATE, TINY, commit_all
 
 from components.contract.errors import UserError
 from components.store.backend import Store
@@ -11,6 +10,7 @@ from pipelines import seaweed
 from pipelines.kubeflow import compile_plan
 from pipelines.plan import Plan, Selection, make_plan
 from pipelines.recipe import load_recipe
+from tests.pipelines.planning import RECIPES, REGENERATE, TINY, commit_all
 
 GOLDEN = Path(__file__).parent / "golden"
 IMAGES = [
@@ -85,9 +85,9 @@ def test_the_rendering_is_the_committed_one(path: Path, s3_store: Store, tmp_pat
 
 
 def test_compiling_twice_gives_the_same_bytes(s3_store: Store, tmp_path: Path) -> None:
-    for name in ("first", "second"):
+    for name in ("first.yaml", "second.yaml"):
         compile_plan(plan_of(s3_store), tmp_path / name)
-    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+    assert (tmp_path / "first.yaml").read_bytes() == (tmp_path / "second.yaml").read_bytes()
 
 
 def test_cached_tasks_become_importers_of_their_manifests(s3_store: Store, tmp_path: Path) -> None:
@@ -145,6 +145,11 @@ def test_placement_reaches_the_pod(s3_store: Store, tmp_path: Path) -> None:
 def test_a_folder_is_no_store_for_pods(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pods cannot reach a folder"):
         compile_plan(plan_of(Store(str(tmp_path / "store"))), tmp_path / "x.yaml")
+
+
+def test_a_name_that_kfp_refuses(s3_store: Store, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"ends in \.yaml"):
+        compile_plan(plan_of(s3_store), tmp_path / "pipeline.json")
 
 
 def test_a_missing_image_is_named(s3_store: Store, tmp_path: Path) -> None:

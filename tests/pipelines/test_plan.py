@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from planning import RECIPES, TINY, commit_all, named, states
 from rich.console import Console
 
 from components.contract.digest import digested
@@ -17,6 +16,7 @@ from components.store.backend import Store
 from pipelines.dag import LocalFile, build
 from pipelines.plan import Plan, Selection, force, make_plan, render_table, unforce
 from pipelines.recipe import load_recipe
+from tests.pipelines.planning import RECIPES, TINY, commit_all, named, states
 
 BELOW_GPTQ = {"gptq", "bundle", "measure_pair", "gate", "report", "deploy"}
 
@@ -120,20 +120,20 @@ def test_runtime_fields_change_no_digest(folder: Store) -> None:
     assert changed != plan_of(folder)
 
 
-def test_a_forced_task_and_all_below_it_rerun_until_unforced(store: Store, tmp_path: Path) -> None:
+def test_a_forced_task_and_all_below_it_rerun_until_unforced(folder: Store, tmp_path: Path) -> None:
     recipe = load_recipe(TINY)
-    commit_all(make_plan(recipe, store), store, tmp_path / "x")
-    force(recipe, store, ["gptq"])
-    plan = make_plan(recipe, store)
+    commit_all(make_plan(recipe, folder), folder, tmp_path / "x")
+    force(recipe, folder, ["gptq"])
+    plan = make_plan(recipe, folder)
     assert named(plan, "run") == BELOW_GPTQ
     assert why(plan, "gptq") == "forced"
     assert "--salt" in next(task.argv for task in plan.tasks if task.name == "gptq")
-    commit_all(plan, store, tmp_path / "x")
-    assert named(make_plan(recipe, store), "run") == {"deploy"}
-    force(recipe, store, ["gptq"])
-    assert named(make_plan(recipe, store), "run") == BELOW_GPTQ
-    unforce(recipe, store, ["gptq"])
-    assert named(make_plan(recipe, store), "run") == {"deploy"}
+    commit_all(plan, folder, tmp_path / "x")
+    assert named(make_plan(recipe, folder), "run") == {"deploy"}
+    force(recipe, folder, ["gptq"])
+    assert named(make_plan(recipe, folder), "run") == BELOW_GPTQ
+    unforce(recipe, folder, ["gptq"])
+    assert named(make_plan(recipe, folder), "run") == {"deploy"}
 
 
 def test_forcing_a_stage_forces_each_of_its_tasks(folder: Store) -> None:

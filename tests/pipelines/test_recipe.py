@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
-from planning import RECIPES, TINY
 
 from components.contract.errors import UserError
 from pipelines.recipe import load_recipe
+from tests.pipelines.planning import RECIPES, TINY
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

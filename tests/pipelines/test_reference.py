@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
-from planning import REGENERATE
 
 from pipelines.reference import ROOT, documents
+from tests.pipelines.planning import REGENERATE
 
 DOCUMENTS = documents()
 
