@@ -108,7 +108,7 @@ class Distillation:
         for start in range(0, len(indices), size):
             part = self._divergence(indices[start : start + size]) / counted
             part.backward()
-            total += float(part)
+            total += float(part.detach())
         return total
 
     def evaluate(self) -> Line:

@@ -8,7 +8,12 @@ from components.qad.loss import divergence, forward_kl
 def problem(tokens=37, vocabulary=211, width=24, wider=40, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
-    return draw(tokens, width).to(dtype), draw(vocabulary, width).to(dtype), draw(tokens, wider), draw(vocabulary, wider)
+    return (
+        draw(tokens, width).to(dtype),
+        draw(vocabulary, width).to(dtype),
+        draw(tokens, wider),
+        draw(vocabulary, wider),
+    )
 
 
 def dense(student, student_head, teacher, teacher_head, temperature):
@@ -23,7 +28,9 @@ def dense(student, student_head, teacher, teacher_head, temperature):
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 @pytest.mark.parametrize("logits_at_a_time", [1, 211 * 10, 2**26])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 1e-2)]
+)
 def test_equals_the_dense_float64_reference(monkeypatch, temperature, logits_at_a_time, dtype, tolerance):
     monkeypatch.setattr(module, "LOGITS_AT_A_TIME", logits_at_a_time)
     student, student_head, teacher, teacher_head = problem(dtype=dtype)

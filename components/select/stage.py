@@ -1,0 +1,65 @@
+"""Checkpoints to the one that is packed."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from components.contract.context import Inputs, Output
+from components.contract.digest import StageConfig, runtime
+from components.contract.errors import UserError
+from components.contract.stage import Port
+
+ROLE = "train"
+VERSION = 1
+INPUTS = {
+    "qad": Port("checkpoints/step-N/latents.safetensors"),
+    "student": Port("the INT4 folder that the checkpoints were trained from"),
+    "teacher": Port("the dense model folder whose predictions are matched"),
+    "sequences": Port("token sequences with loss masks; the val split is used"),
+}
+OUTPUTS = {
+    "latents.safetensors": "the chosen checkpoint, unchanged",
+    "scores.json": "rule, chosen step; kl, top1_agreement, codes_changed and tokens of every step, 0 is the start",
+}
+
+
+class Config(StageConfig):
+    """How checkpoints are compared."""
+
+    dtype: Literal["bfloat16", "float32"] = Field(
+        "bfloat16", description="Type of both models' computation; that of the checkpoints"
+    )
+    cache_teacher: bool = runtime(True, "Keep the teacher's hidden states on local disk: each sequence passes it once")
+
+
+def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
+    """Score every checkpoint and copy the best."""
+    from components.select.scores import score_all
+
+    checkpoints = _checkpoints(inputs["qad"].path, inputs["qad"].uri)
+    folders = [inputs[port].path for port in ("teacher", "student", "sequences")]
+    scores = score_all(config.dtype, checkpoints, *folders, output, config.cache_teacher)
+    chosen = min((one for one in scores if one["step"]), key=lambda one: (one["kl"], one["step"]))
+    shutil.copyfile(checkpoints[chosen["step"]] / "latents.safetensors", output.path / "latents.safetensors")
+    document = {"rule": "lowest kl", "chosen": chosen["step"], "scores": scores}
+    (output.path / "scores.json").write_text(json.dumps(document, indent=1))
+    return {
+        "step": chosen["step"],
+        "checkpoints": len(checkpoints),
+        "tokens": chosen["tokens"],
+        "kl_start": scores[0]["kl"],
+        "kl": chosen["kl"],
+        "top1_start": scores[0]["top1_agreement"],
+        "top1": chosen["top1_agreement"],
+        "codes_changed": chosen["codes_changed"],
+    }
+
+
+def _checkpoints(folder: Path, uri: str) -> dict[int, Path]:
+    found = {int(path.name.removeprefix("step-")): path for path in (folder / "checkpoints").glob("step-*")}
+    if not found:
+        raise UserError(f"{uri}: holds no checkpoints/step-N; an artifact of the qad stage is needed")
+    return dict(sorted(found.items()))

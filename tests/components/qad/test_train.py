@@ -1,0 +1,170 @@
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from components.checkpoint.load import load_model
+from components.checkpoint.quantize import fake_quantize
+from components.contract.context import Output
+from components.contract.errors import StageError, UserError
+from components.contract.log import Log
+from components.qad.hidden import TeacherStates, head
+from components.qad.optimizer import batch_indices, learning_rate
+from components.qad.stage import Config
+from components.qad.student import Student, check_pair
+from components.qad.train import Distillation, train
+from components.sequences.reader import read_split
+from components.store.backend import Store
+from components.store.work import Work
+
+SETTINGS = {
+    "steps": 6,
+    "batch": 4,
+    "learning_rate": 3e-2,
+    "dtype": "float32",
+    "evaluate_every": 3,
+    "checkpoint_every": 3,
+    "max_grad_norm": 1.0,
+}
+
+
+def output_in(folder):
+    (folder / "out").mkdir(parents=True)
+    return Output(folder / "out", folder, Work(Store(str(folder / "store")), "_work/qad/x"), Log("qad"))
+
+
+@pytest.fixture
+def folders(tiny_model, tiny_student, tiny_sequences):
+    return tiny_model, tiny_student, tiny_sequences
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_brings_the_student_closer_and_stores_what_it_quantised(folders, tmp_path, dtype):
+    output = output_in(tmp_path)
+    metrics = train(Config(**SETTINGS | {"dtype": dtype}), *folders, output)
+    assert metrics["kl_after"] < 0.95 * metrics["kl_before"]
+    assert 0 < metrics["codes_changed"] < 1
+    curve = [json.loads(line) for line in (output.path / "curve.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in curve] == list(range(7))
+    assert [line["step"] for line in curve if "kl" in line] == [0, 3, 6]
+    stored = load_file(output.path / "checkpoints/step-6/latents.safetensors")
+    student = Student(folders[1], getattr(torch, dtype))
+    student.load(output.path / "checkpoints/step-6")
+    for name, layer in student.layers.items():
+        latents, scales = stored[f"{name}.weight"], stored[f"{name}.weight_scale"]
+        assert latents.dtype == layer.dtype
+        identity = torch.eye(latents.shape[1], dtype=layer.dtype)
+        assert torch.equal(layer(identity).T, fake_quantize(latents, scales))
+
+
+def test_the_start_is_the_checkpoint_itself(folders):
+    ids = torch.arange(12).unsqueeze(0)
+    student = Student(folders[1], torch.float32)
+    with torch.no_grad():
+        served = load_model(folders[1], torch.float32)(input_ids=ids).logits
+        assert torch.equal(student.model(input_ids=ids).logits, served)
+    assert student.codes_changed() == 0
+    assert len(student.layers) == 28
+
+
+def test_only_the_latents_train(folders, tmp_path):
+    distillation = Distillation(Config(**SETTINGS), *folders, tmp_path)
+    tensors = lambda: {k: v.clone() for k, v in distillation.student.model.state_dict().items()}  # noqa: E731
+    before = tensors()
+    for step in range(3):
+        distillation.step(step)
+    latents = {f"{name}.weight" for name in distillation.student.layers}
+    changed = {name for name, value in tensors().items() if not torch.equal(value, before[name])}
+    assert changed == latents
+
+
+def test_how_a_batch_is_split_does_not_change_its_gradient(folders, tmp_path):
+    found = {}
+    for size in (1, 2, 4):
+        distillation = Distillation(Config(**SETTINGS | {"micro_batch": size}), *folders, tmp_path)
+        loss = distillation.backward([0, 5, 2, len(distillation.train) - 1])
+        found[size] = loss, torch.cat([master.grad.flatten() for master in distillation.student.masters()])
+    for size in (1, 2):
+        assert found[size][0] == pytest.approx(found[4][0], rel=1e-6)
+        assert (found[size][1] - found[4][1]).norm() / found[4][1].norm() < 1e-5
+
+
+def test_loss_is_the_mean_over_the_batch_of_the_dense_divergence(folders, tmp_path):
+    distillation = Distillation(Config(**SETTINGS), *folders, tmp_path)
+    indices = [1, 3, 4, 0]
+    ids = torch.from_numpy(distillation.train.ids[indices].astype("int64"))
+    mask = torch.from_numpy(distillation.train.mask[indices, 1:].astype(bool))
+    with torch.no_grad():
+        p, q = (
+            load_model(folder, torch.float64)(input_ids=ids).logits[:, :-1].log_softmax(-1) for folder in folders[:2]
+        )
+    expected = (p.exp() * (p - q)).sum(-1)[mask].mean()
+    assert distillation.backward(indices) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_cached_teacher_states_are_the_computed_ones(folders, tmp_path):
+    teacher, split = load_model(folders[0], torch.bfloat16), read_split(folders[2], "train")
+    plain, cached = TeacherStates(teacher, split), TeacherStates(teacher, split, tmp_path / "cache.bin")
+    for index in (3, 0, 3):
+        assert torch.equal(plain(index), cached(index))
+    assert cached(3).shape[0] == int(split.mask[3, 1:].sum())
+
+
+def test_nan_stops_with_the_step_named(folders, tmp_path):
+    settings = SETTINGS | {"learning_rate": 1e38, "warmup_ratio": 0.0}
+    with pytest.raises(StageError, match=r"step [23]: .*nan") as caught:
+        train(Config(**settings), *folders, output_in(tmp_path))
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("vocab_size", 321), ("hidden_size", 96), ("tie_word_embeddings", False)]
+)
+def test_another_model_is_refused(folders, tmp_path, field, value):
+    teacher = tmp_path / "teacher"
+    teacher.mkdir()
+    config = json.loads((folders[0] / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(UserError, match=field):
+        check_pair(teacher, folders[1], 320)
+    with pytest.raises(UserError, match="999"):
+        check_pair(folders[0], folders[1], 999)
+
+
+def test_a_checkpoint_of_another_grid_is_refused(folders, tmp_path):
+    student = Student(folders[1], torch.float32)
+    next(iter(student.layers.values())).weight_scale[0, 0] *= 2
+    student.save(tmp_path)
+    with pytest.raises(UserError, match="another grid"):
+        Student(folders[1], torch.float32).load(tmp_path)
+
+
+def test_a_capped_head_is_refused(folders):
+    model = load_model(folders[0], torch.float32)
+    model.register_forward_hook(lambda _m, _i, out: out.update(logits=out.logits.tanh()) or out)
+    with pytest.raises(UserError, match="unsupported"):
+        head(model)
+
+
+def test_every_sequence_is_seen_once_an_epoch():
+    seen = [index for step in range(6) for index in batch_indices(step, 5, 15, seed=3)]
+    assert sorted(seen[:15]) == sorted(seen[15:]) == list(range(15))
+    assert seen[:15] != seen[15:]
+
+
+def test_learning_rate_rises_then_falls_to_zero():
+    rates = [learning_rate(step, 100, 1.0, 0.1) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[55] == pytest.approx(0.5)
+    assert rates[-1] < 1e-3
+    assert learning_rate(0, 1, 1.0, 0.0) == 1.0
+
+
+def test_shards_of_a_wrong_size_are_refused(folders, tmp_path):
+    shutil.copytree(folders[2], tmp_path / "sequences")
+    (tmp_path / "sequences/train.mask.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=r"train\.mask\.bin"):
+        read_split(tmp_path / "sequences", "train")
