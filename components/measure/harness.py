@@ -173,7 +173,7 @@ def _without_downloads(name: str, rows: dict[str, list[Row]]) -> Iterator[None]:
         if needs := PUNKT_INSTRUCTIONS & set(row["instruction_id_list"]):
             raise UserError(
                 f"quality: ifeval.jsonl item {row['key']} ({', '.join(sorted(needs))}) is judged with nltk's "
-                "punkt_tab, which is not on this machine; point NLTK_DATA at a folder that has it, or leave such items out"
+                "punkt_tab, which is not on this machine; point NLTK_DATA at a folder that has it, or leave them out"
             )
     with mock.patch("nltk.data.find"):
         yield

@@ -51,8 +51,9 @@ def time_one(client: Client, prompt: list[int], output_tokens: int) -> dict[str,
 def summarise(samples: list[dict[str, Any]], seed: int) -> dict[str, Any]:
     """Return milliseconds: ``median_ms`` with ``low`` and ``high``, ``p95_ms``, and the parts of a request.
 
-    ``ttft_ms`` and ``ttft_p95_ms`` are the time to the first token, ``per_token_ms`` is the median over samples of (end - first token) / (tokens - 1). ``n`` counts timed requests,
-    ``failed`` the others; with none timed the figures are None.
+    ``ttft_ms`` and ``ttft_p95_ms`` are the time to the first token; ``per_token_ms`` is the median over samples of
+    (end - first token) / (tokens - 1). ``n`` counts timed requests, ``failed`` the others; with none timed the figures
+    are None.
     """
     timed = [sample for sample in samples if "failed" not in sample]
     counts = {"n": len(timed), "failed": len(samples) - len(timed)}

@@ -79,7 +79,7 @@ def select_rows(name: str, files: dict[str, Path], limit: int | None, shots: int
     for subject in sorted({row["category"] for row in rows}):
         if held[subject] < shots:
             raise UserError(
-                f"quality: mmlu_pro_validation.jsonl has {held[subject]} examples of {subject!r}, fewer than {shots} shots"
+                f"mmlu_pro_validation.jsonl: has {held[subject]} examples of {subject!r}, fewer than {shots} shots"
             )
     return {suite.split: rows, "validation": examples}
 

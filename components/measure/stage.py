@@ -8,8 +8,8 @@ Metrics (all figures with ``n`` and a 95 % interval ``low``/``high``; a suite th
 - ``acceptance_length`` {value, low, high, n, drafts, per_position [share], by_kind {kind: {value, low, high, n,
   drafts}}, bigram {same keys; only with ``chats``}}
 - ``latency`` {regime: {median_ms, low, high, p95_ms, ttft_ms, ttft_p95_ms, per_token_ms, n, failed}}
-- ``quality`` {suite: {score, low, high, n, chance, power, truncated, shots, thinking, max_tokens, subject_mean}}; the last for
-  MMLU-Pro only; ``power`` false: the interval includes chance, the score gates nothing
+- ``quality`` {suite: {score, low, high, n, chance, power, truncated, shots, thinking, max_tokens, subject_mean}};
+  ``subject_mean`` for MMLU-Pro only; ``power`` false: the interval includes chance, the score gates nothing
 """
 
 from pathlib import Path

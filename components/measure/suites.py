@@ -181,8 +181,8 @@ def _answer(bench: Bench, task: QualityTask, messages: harness.Messages, setting
         room = min(room, longest - len(ids))
         if room < 1:
             raise UserError(
-                f"quality.{task.name}: a prompt has {len(ids)} tokens, profile.max_model_len is {longest}; raise it or "
-                "ask fewer shots"
+                f"quality.{task.name}: a prompt has {len(ids)} tokens, profile.max_model_len is {longest}; raise it "
+                "or ask fewer shots"
             )
     stop = [text for text in settings.get("until", []) if text]
     answer = bench.client.complete(ids, max_tokens=room, stop=stop, seed=QUALITY_SEED)

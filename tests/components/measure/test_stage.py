@@ -1,0 +1,113 @@
+"""The stage through its command line, on a tiny pair: killed once it has answered some items, then run again."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from components.chats.rows import read_rows, write_rows
+from components.contract.context import Input, Inputs
+from components.contract.digest import stage_digest
+from components.measure.stage import VERSION, Answers, Config, Regime
+from components.serving.profiles import CPU
+from components.store.artifact import commit, read_manifest
+from components.store.backend import Store
+
+PROFILE = CPU.model_copy(update={"dtype": "float32", "max_model_len": 512})
+
+
+def test_a_regime_that_does_not_fit_is_named():
+    with pytest.raises(
+        ValidationError, match=r"latency\.long: input and output tokens exceed profile\.max_model_len 512"
+    ):
+        Config(profile=PROFILE, latency={"long": Regime(input_tokens=500, output_tokens=13)})
+    Config(profile=PROFILE, latency={"long": Regime(input_tokens=500, output_tokens=12)})
+
+
+def put(store: Store, stage: str, folder: Path) -> str:
+    digest = hashlib.sha256(stage.encode()).hexdigest()
+    return commit(store, stage, digest, folder, {"version": 1, "metrics": {}, "config": {}, "inputs": {}})[0].uri
+
+
+@pytest.fixture
+def command(tmp_path, tiny_model, tiny_draft):
+    """Return the stage's argv and the digest it commits under."""
+    store = Store(str(tmp_path / "store"))
+    bundle = tmp_path / "bundle"
+    for source, target in ((tiny_model, bundle), (tiny_draft, bundle / "draft")):
+        target.mkdir()
+        for path in source.iterdir():
+            os.link(path, target / path.name)
+    chats, prompts = tmp_path / "chats", tmp_path / "prompts"
+    for folder in (chats, prompts):
+        folder.mkdir()
+    questions = [f"What is {n} plus a cat?" for n in range(8)]
+    write_rows(
+        prompts / "part-0.jsonl",
+        [
+            {"id": str(n), "category": "cats", "conversations": [{"role": "user", "content": question}]}
+            for n, question in enumerate(questions)
+        ],
+    )
+    write_rows(chats / "part-0.jsonl", [{"id": "x", "prompt_token_ids": [5, 6], "token_ids": [7, 8, 9, 7, 8]}])
+    uris = {
+        "model": put(store, "bundle", bundle),
+        "prompts": put(store, "prompts", prompts),
+        "chats": put(store, "regen", chats),
+    }
+    config = Config(
+        draft=True,
+        profile=PROFILE,
+        answers=Answers(prompts=8, max_tokens=16, concurrent_prompts=4, concurrency=2),
+        latency={"short": Regime(input_tokens=32, output_tokens=8, warmups=1, samples=40)},
+    )
+    inputs = Inputs({port: [Input(uri)] for port, uri in uris.items()})
+    digest = stage_digest("measure", VERSION, config, inputs.digests())
+    argv = [sys.executable, "-m", "components.measure", "--config", config.model_dump_json()]
+    for port, uri in uris.items():
+        argv += ["--input", f"{port}={uri}"]
+    return [*argv, "--output", store.uri(f"measure/{digest}")], store, digest
+
+
+@pytest.mark.slow
+def test_a_killed_measurement_does_not_ask_answered_items_again(command, tmp_path):
+    argv, store, digest = command
+    environment = {**os.environ, "QDFLASH_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    killed = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True)
+    for line in killed.stderr:
+        if re.search(r"progress done=[1-9]\d* total=53", line):
+            killed.send_signal(signal.SIGKILL)
+            break
+    killed.wait()
+    killed.stderr.close()
+    assert killed.returncode == -signal.SIGKILL
+    items = f"_work/measure/{digest}/parts/items"
+    answered = {key: store.read(key) for key in store.keys(items)}
+    assert 0 < len(answered) < 53
+    assert read_manifest(store, "measure", digest) is None
+
+    finished = subprocess.run(argv, env=environment, stderr=subprocess.PIPE, text=True, timeout=600)
+    assert finished.returncode == 0, finished.stderr
+    artifact = read_manifest(store, "measure", digest)
+    folder = Input(artifact.uri).path
+    samples = list(read_rows(folder))
+    kept = [json.loads(data) for data in answered.values()]
+    assert len(samples) == 12
+    asked = [record for record in kept if "token_ids" in record]
+    assert asked
+    for record in asked:
+        assert any(all(sample.get(key) == value for key, value in record.items()) for sample in samples)
+
+    metrics = artifact.metrics
+    assert metrics["acceptance_length"]["n"] == 8
+    assert metrics["acceptance_length"]["bigram"]["value"] >= 1
+    assert metrics["latency"]["short"]["n"] == 40
+    assert metrics["server_start_seconds"] > 0
+    assert {"samples.jsonl", "acceptance.json", "latency.json"} <= {entry["path"] for entry in artifact.files}
