@@ -1,0 +1,64 @@
+import numpy as np
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import dequantize as library_dequantize
+from compressed_tensors.quantization.lifecycle.forward import quantize as library_quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.checkpoint.quantize import dequantize, fake_quantize, integer_codes
+
+SHAPES = {"rows": st.integers(1, 9), "groups": st.integers(1, 5), "size": st.sampled_from([1, 2, 8, 32, 33])}
+
+
+def sample(rows: int, groups: int, size: int, seed: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    latents = torch.randn(rows, groups * size, generator=generator).to(dtype)
+    scales = (torch.rand(rows, groups, generator=generator) * 0.3 + 0.01).bfloat16()
+    return latents, scales
+
+
+@settings(deadline=None, max_examples=60)
+@given(**SHAPES, seed=st.integers(0, 2**31), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_codes_are_numpys_fp32_quotients_rounded_half_even(rows, groups, size, seed, dtype):
+    latents, scales = sample(rows, groups, size, seed, dtype)
+    wide = np.repeat(scales.float().numpy(), size, axis=1)
+    expected = np.clip(np.rint(latents.float().numpy() / wide), -8, 7).astype(np.int8)
+    codes = integer_codes(latents, scales)
+    assert codes.dtype == torch.int8
+    assert np.array_equal(codes.numpy(), expected)
+    float64 = np.clip(np.rint(latents.double().numpy() / wide.astype(np.float64)), -8, 7)
+    assert np.abs(codes.numpy() - float64).max() <= 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(**SHAPES, seed=st.integers(0, 2**31), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_codes_survive_dequantisation(rows, groups, size, seed, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-8, 8, (rows, groups * size), generator=generator, dtype=torch.int8)
+    scales = (torch.rand(rows, groups, generator=generator) * 3 + 1e-4).bfloat16()
+    weights = dequantize(codes, scales, dtype)
+    assert torch.equal(integer_codes(weights, scales), codes)
+    assert torch.equal(fake_quantize(weights, scales), weights)
+
+
+def test_dequantisation_is_the_librarys_bit_for_bit():
+    args = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=32)
+    codes = torch.randint(-8, 8, (64, 256), dtype=torch.int8)
+    scales = torch.rand(64, 8).bfloat16()
+    expected = library_dequantize(codes, scales, args=args)
+    assert torch.equal(dequantize(codes, scales), expected)
+
+
+def test_division_in_bf16_would_move_codes():
+    """The library's eager path divides in the weight's dtype; ours must not."""
+    args = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=32)
+    torch.manual_seed(0)
+    latents = torch.randn(256, 256).bfloat16()
+    scales = latents.float().unflatten(1, (-1, 32)).abs().amax(-1).div(7.5).bfloat16()
+    theirs = library_quantize(latents, scales, None, args, dtype=torch.int8)
+    moved = (integer_codes(latents, scales) != theirs).float().mean()
+    assert 0.003 < moved < 0.03
+    assert torch.equal(
+        integer_codes(latents, scales), library_quantize(latents.float(), scales.float(), None, args, torch.int8)
+    )

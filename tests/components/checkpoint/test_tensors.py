@@ -1,0 +1,68 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from components.checkpoint.tensors import INDEX, Tensors
+from components.contract.errors import UserError
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    save_file({"a": torch.arange(4), "b": torch.ones(2, 3)}, tmp_path / "one.safetensors")
+    save_file({"c": torch.zeros(5)}, tmp_path / "two.safetensors")
+    write_index(tmp_path, a="one.safetensors", b="one.safetensors", c="two.safetensors")
+    return tmp_path
+
+
+def write_index(folder: Path, **weight_map: str) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_reads_shards_and_single_files_alike(sharded: Path, tmp_path: Path):
+    tensors = Tensors(sharded)
+    assert set(tensors) == {"a", "b", "c"}
+    assert torch.equal(tensors["a"], torch.arange(4))
+    assert tensors.shape("b") == (2, 3)
+    assert tensors.file("c") == sharded / "two.safetensors"
+    assert "d" not in tensors
+    (sharded / INDEX).unlink()
+    assert set(Tensors(sharded)) == {"a", "b", "c"}
+
+
+def test_missing_shard(sharded: Path):
+    (sharded / "two.safetensors").unlink()
+    with pytest.raises(UserError, match=r"two\.safetensors: the index names this shard"):
+        Tensors(sharded)
+
+
+def test_truncated_shard(sharded: Path):
+    data = (sharded / "two.safetensors").read_bytes()
+    (sharded / "two.safetensors").write_bytes(data[:-3])
+    with pytest.raises(UserError, match=r"two\.safetensors: truncated"):
+        Tensors(sharded)
+
+
+def test_index_names_an_absent_tensor(sharded: Path):
+    write_index(sharded, a="one.safetensors", ghost="two.safetensors")
+    with pytest.raises(UserError, match=r"ghost is in two\.safetensors, which does not hold it"):
+        Tensors(sharded)
+
+
+def test_one_tensor_in_two_shards(sharded: Path):
+    save_file({"c": torch.zeros(5), "a": torch.arange(4)}, sharded / "two.safetensors")
+    with pytest.raises(UserError, match="hold a; keep one"):
+        Tensors(sharded)
+
+
+def test_torn_index_empty_folder_and_unknown_tensor(sharded: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="no tensor z"):
+        Tensors(sharded)["z"]
+    (sharded / INDEX).write_text('{"weight_')
+    with pytest.raises(UserError, match="the file is torn"):
+        Tensors(sharded)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no \\*\\.safetensors"):
+        Tensors(tmp_path / "empty")
