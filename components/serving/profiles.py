@@ -31,7 +31,7 @@ class Profile(StageConfig):
         None, description="Tokens drafted a step; none means the drafter's block size - 1", ge=1
     )
     cudagraph_capture_sizes: tuple[int, ...] | None = Field(
-        None, description="Batch sizes (in tokens) captured as CUDA graphs"
+        None, description="Batch sizes (in tokens) captured as CUDA graphs; a bundle sets 1 and 1 + drafted tokens"
     )
     env: dict[str, str] = Field({}, description="Environment variables of the server process")
 
@@ -52,7 +52,6 @@ A10G = Profile(
     gpu_memory_utilization=0.78,
     attention_backend="FLASH_ATTN",
     language_model_only=True,
-    cudagraph_capture_sizes=(1, 16),
 )
 H200 = Profile(
     max_model_len=8704,
@@ -61,7 +60,6 @@ H200 = Profile(
     gpu_memory_utilization=0.85,
     attention_backend="FLASH_ATTN",
     language_model_only=True,
-    cudagraph_capture_sizes=(1, 16),
 )
 PROFILES = {"cpu": CPU, "a10g": A10G, "h200": H200}
 

@@ -11,7 +11,8 @@ from components.serving.profiles import A10G, CPU, PROFILES, Profile, Serving, r
 
 def test_latency_profile_of_an_a10g_spelled_out(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"block_size": 16}))
-    argv = arguments(A10G, "/models/pair", tmp_path, served_model_name="pair", host="0.0.0.0", port=8080)
+    profile = A10G.model_copy(update={"cudagraph_capture_sizes": (1, 16)})
+    argv = arguments(profile, "/models/pair", tmp_path, served_model_name="pair", host="0.0.0.0", port=8080)
     speculation = {
         "method": "dflash",
         "model": str(tmp_path),

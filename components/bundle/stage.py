@@ -1,0 +1,108 @@
+"""Bundle: put a target and its drafter into one prefix that anything can serve."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from components.bundle.card import card
+from components.bundle.fit import check_fit
+from components.bundle.lineage import lineage
+from components.contract.context import Inputs, Output
+from components.contract.digest import StageConfig, file_sha256
+from components.contract.errors import UserError
+from components.contract.stage import Port
+from components.serving.profiles import DRAFT_FOLDER, SERVING_FILE, Profile, Serving, write_serving
+
+ROLE = "core"
+VERSION = 1
+INPUTS = {
+    "target": Port("the target: a model folder, usually packed W4A16"),
+    "drafter": Port("the DFlash drafter for it"),
+}
+OUTPUTS = {
+    "*": "the target's files, unchanged",
+    "draft/*": "the drafter's files, unchanged",
+    "serving.yaml": "served model name, and every vLLM argument per accelerator profile",
+    "README.md": "model card: what it is, where it comes from, licences, how to serve it",
+    "lineage.json": "digest, config and inputs of every artifact that led here, down to the prompts",
+    "SHA256SUMS": "checksums of all files, for sha256sum -c",
+}
+CARD, LINEAGE, SUMS = "README.md", "lineage.json", "SHA256SUMS"
+OWN = {SERVING_FILE, CARD, LINEAGE, SUMS}
+
+
+class Config(StageConfig):
+    """What the bundle says of itself."""
+
+    serving: Serving = Field(Serving(), description="Served model name and vLLM arguments per accelerator")
+    base_model: str = Field("", description="Name of the model that the target was made from")
+    base_model_licence: str = Field("", description="Its licence")
+    data: str = Field("", description="Where the prompts come from")
+    data_licence: str = Field("", description="Their licence")
+
+
+def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
+    """Check that the pair fits, link its files and write what goes beside them."""
+    target, drafter = inputs["target"].path, inputs["drafter"].path
+    shape = check_fit(target, drafter)
+    serving = _resolved(config.serving, shape.block_size)
+    _link(target, output.path, leave_out=OWN | {DRAFT_FOLDER})
+    _link(drafter, output.path / DRAFT_FOLDER, leave_out=set())
+    write_serving(output.path, serving)
+    ancestors = lineage({port: inputs[port] for port in INPUTS})
+    (output.path / LINEAGE).write_text(json.dumps(ancestors, indent=1, sort_keys=True))
+    sources = {
+        "base_model": config.base_model,
+        "base_model_licence": config.base_model_licence,
+        "data": config.data,
+        "data_licence": config.data_licence,
+    }
+    (output.path / CARD).write_text(card(output.path, serving, shape, ancestors, sources))
+    sizes = {path: path.stat().st_size for path in sorted(output.path.rglob("*")) if path.is_file()}
+    sums = [f"{file_sha256(path)}  {path.relative_to(output.path).as_posix()}\n" for path in sizes]
+    (output.path / SUMS).write_text("".join(sums))
+    draft_bytes = sum(size for path, size in sizes.items() if path.is_relative_to(output.path / DRAFT_FOLDER))
+    return {
+        "files": len(sizes) + 1,
+        "target_bytes": sum(sizes.values()) - draft_bytes,
+        "draft_bytes": draft_bytes,
+        "block_size": shape.block_size,
+        "ancestors": len(ancestors["artifacts"]),
+    }
+
+
+def _resolved(serving: Serving, block_size: int) -> Serving:
+    """Spell out what profiles leave open: drafted tokens, and the graph sizes of one sequence."""
+    profiles: dict[str, Profile] = {}
+    for name, profile in serving.profiles.items():
+        tokens = profile.num_speculative_tokens or block_size - 1
+        if tokens > block_size - 1:
+            raise UserError(
+                f"serving.profiles.{name}.num_speculative_tokens is {tokens}; "
+                f"the drafter's block size {block_size} allows at most {block_size - 1}"
+            )
+        graphs = profile.cudagraph_capture_sizes
+        if graphs is None and not profile.enforce_eager and profile.max_num_seqs == 1:
+            graphs = (1, 1 + tokens)
+        profiles[name] = profile.model_copy(
+            update={"num_speculative_tokens": tokens, "cudagraph_capture_sizes": graphs}
+        )
+    return serving.model_copy(update={"profiles": profiles})
+
+
+def _link(source: Path, destination: Path, leave_out: set[str]) -> None:
+    """Hard-link the files below ``source``, or copy where file systems differ, but not those of ``leave_out``."""
+    for path in sorted(source.rglob("*")):
+        relative = path.relative_to(source)
+        if not path.is_file() or relative.parts[0] in leave_out:
+            continue
+        copy = destination / relative
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, copy)
+        except OSError:
+            shutil.copyfile(path, copy)

@@ -1,0 +1,184 @@
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from components.bundle import stage
+from components.bundle.fit import check_fit
+from components.contract.context import Input, Inputs, Output
+from components.contract.digest import file_sha256
+from components.contract.errors import UserError
+from components.contract.log import Log
+from components.serving.arguments import arguments
+from components.serving.profiles import Profile, Serving, read_serving
+from components.store.artifact import commit
+from components.store.backend import Store
+from components.store.work import Work
+
+TARGET = {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 4, "dtype": "bfloat16"}
+OWN_LAYOUT = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "block_size": 4,
+    "dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 3]},
+}
+SPECULATORS_LAYOUT = {
+    "speculators_model_type": "dflash",
+    "aux_hidden_state_layer_ids": [2, 4],
+    "mask_token_id": 3,
+    "block_size": 4,
+    "transformer_layer_config": {"vocab_size": 320, "hidden_size": 64},
+}
+
+
+def folder(path: Path, config: dict, **files: str) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config))
+    for name, text in files.items():
+        (path / name.replace("__", ".")).write_text(text)
+    return path
+
+
+def put(store: Store, name: str, made_by: str, source: Path, inputs: dict[str, list[str]]) -> Input:
+    manifest = {"version": 1, "config": {"of": name}, "inputs": inputs, "salt": None, "metrics": {}, "versions": {}}
+    digest = (made_by.encode().hex() + "0" * 64)[:64]
+    return Input(commit(store, made_by, digest, source, manifest)[0].uri)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inputs:
+    """A target and a drafter committed in a store, above them chats, a model, prompts and one plain file."""
+    monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "home"))
+    store = Store(str(tmp_path / "store"))
+    lines = tmp_path / "own.jsonl"
+    lines.write_text("{}")
+    prompts = put(store, "p", "prompts", folder(tmp_path / "p", {}), {"files": [str(lines)]})
+    model = put(store, "m", "model", folder(tmp_path / "m", TARGET), {})
+    chats = put(store, "c", "regen", folder(tmp_path / "c", {}), {"prompts": [prompts.uri], "model": [model.uri]})
+    target_files = folder(
+        tmp_path / "t", TARGET, model__safetensors="weights", README__md="the base model's card", census__json="{}"
+    )
+    target = put(store, "t", "pack", target_files, {"student": [model.uri]})
+    draft_files = folder(tmp_path / "d", SPECULATORS_LAYOUT, model__safetensors="draft weights")
+    drafter = put(store, "d", "gptq", draft_files, {"chats": [chats.uri], "target": [target.uri]})
+    return Inputs({"target": [target], "drafter": [drafter]})
+
+
+def bundle(pair: Inputs, tmp_path: Path, config: stage.Config | None = None) -> tuple[Path, dict]:
+    out = tmp_path / "out"
+    out.mkdir()
+    work = Work(Store(str(tmp_path / "store")), "_work/bundle/x")
+    metrics = stage.run(config or stage.Config(), pair, Output(out, tmp_path, work, Log("bundle")))
+    return out, metrics
+
+
+def test_census_is_the_pair_unchanged_plus_four_files(pair: Inputs, tmp_path: Path) -> None:
+    out, metrics = bundle(pair, tmp_path)
+    found = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert found == {
+        "config.json",
+        "model.safetensors",
+        "census.json",
+        "draft/config.json",
+        "draft/model.safetensors",
+        "serving.yaml",
+        "README.md",
+        "lineage.json",
+        "SHA256SUMS",
+    }
+    assert metrics["files"] == len(found)
+    for port, base in (("target", out), ("drafter", out / "draft")):
+        for entry in pair[port].artifact.files:
+            if entry["path"] != "README.md":
+                assert file_sha256(base / entry["path"]) == entry["sha256"]
+
+
+def test_the_base_model_s_own_card_is_not_overwritten_in_the_cache(pair: Inputs, tmp_path: Path) -> None:
+    out, _ = bundle(pair, tmp_path)
+    assert (pair["target"].path / "README.md").read_text() == "the base model's card"
+    assert (out / "README.md").read_text().startswith("# qdflash\n")
+
+
+def test_checksums_hold_by_the_system_s_own_tool(pair: Inputs, tmp_path: Path) -> None:
+    out, metrics = bundle(pair, tmp_path)
+    checked = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=out, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    assert len(checked.stdout.splitlines()) == metrics["files"] - 1
+
+
+def test_lineage_reaches_the_prompts_and_their_file(pair: Inputs, tmp_path: Path) -> None:
+    out, metrics = bundle(pair, tmp_path)
+    found = json.loads((out / "lineage.json").read_text())
+    assert sorted(entry["stage"] for entry in found["artifacts"].values()) == [
+        "gptq",
+        "model",
+        "pack",
+        "prompts",
+        "regen",
+    ]
+    assert metrics["ancestors"] == 5
+    assert found["roots"] == {"target": pair["target"].digest, "drafter": pair["drafter"].digest}
+    assert found["files"] == {file_sha256(tmp_path / "own.jsonl"): "own.jsonl"}
+    for entry in found["artifacts"].values():
+        for digests in entry["inputs"].values():
+            assert set(digests) <= set(found["artifacts"]) | set(found["files"])
+    assert str(tmp_path) not in (out / "lineage.json").read_text()
+
+
+def test_serving_file_spells_out_what_the_profiles_left_open(pair: Inputs, tmp_path: Path) -> None:
+    out, _ = bundle(pair, tmp_path)
+    profiles = read_serving(out).profiles
+    assert set(profiles) == {"cpu", "a10g", "h200"}
+    assert {profile.num_speculative_tokens for profile in profiles.values()} == {3}
+    assert profiles["a10g"].cudagraph_capture_sizes == (1, 4)
+    assert profiles["cpu"].cudagraph_capture_sizes is None
+
+
+def test_card_gives_the_commands_of_its_own_serving_file(pair: Inputs, tmp_path: Path) -> None:
+    config = stage.Config(base_model="SomeModel", base_model_licence="Apache-2.0", data="prompts of ours")
+    out, _ = bundle(pair, tmp_path, config)
+    text = (out / "README.md").read_text()
+    assert "SomeModel; licence: Apache-2.0" in text
+    assert "prompts of ours; licence: not stated" in text
+    serving = read_serving(out)
+    for profile in serving.profiles.values():
+        import shlex
+
+        assert shlex.join(arguments(profile, ".", "draft", served_model_name=serving.served_model_name)) in text
+
+
+def test_more_drafted_tokens_than_the_block_holds(pair: Inputs, tmp_path: Path) -> None:
+    config = stage.Config(serving=Serving(profiles={"cpu": Profile(num_speculative_tokens=4)}))
+    with pytest.raises(UserError, match="is 4; the drafter's block size 4 allows at most 3"):
+        bundle(pair, tmp_path, config)
+
+
+@pytest.mark.parametrize("layout", [OWN_LAYOUT, SPECULATORS_LAYOUT])
+def test_both_layouts_give_the_same_shape(tmp_path: Path, layout: dict) -> None:
+    shape = check_fit(folder(tmp_path / "t", {"text_config": TARGET}), folder(tmp_path / "d", layout))
+    assert (shape.vocabulary, shape.hidden_size, shape.taps, shape.mask_token, shape.block_size) == (
+        320,
+        64,
+        (1, 3),
+        3,
+        4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 321}, "vocabulary 321, the target's is 320"),
+        ({"hidden_size": 128}, "hidden size 128, the target's is 64"),
+        ({"dflash_config": {"mask_token_id": 320, "target_layer_ids": [1]}}, "mask token 320 .* of 320"),
+        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 4]}}, r"taps \[4\] outside .* 0 to 3"),
+        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 1]}}, r"taps \[1, 1\] are not distinct"),
+        ({"dflash_config": {}}, "not a DFlash drafter"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path, change: dict, message: str) -> None:
+    target = folder(tmp_path / "t", TARGET)
+    draft = folder(tmp_path / "d", {**OWN_LAYOUT, **change})
+    with pytest.raises(UserError, match=message):
+        check_fit(target, draft)
