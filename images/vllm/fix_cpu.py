@@ -6,9 +6,8 @@
    a CPU torch; its import then fails because it registers fake kernels for ``nms`` and ``qnms``, operators that nobody
    defined. Their two schemas are declared in that case. Nothing here calls them.
 
-Run with the environment's own interpreter: ``python images/vllm/fix_cpu.py``. Each repair is made only for the versions
-it was tested with, and only while the environment still needs it; other versions are left alone with a line that says
-so.
+Run with the environment's own interpreter: ``python images/vllm/fix_cpu.py``. Each repair is made only for versions it
+was tested with, and only while the environment still needs it; other versions are left alone, and a line says so.
 """
 
 import importlib.metadata
@@ -22,14 +21,14 @@ TORCHVISION_TESTED = ("0.28.0",)
 
 _MARK = "# qdflash: schemas for a torch without torchvision's operators"
 _ANCHOR = "def _assert_has_ops():"
-_SCHEMAS = f'''{_MARK}
+_SCHEMAS = f"""{_MARK}
 if not _has_ops():
     _library = torch.library.Library("torchvision", "FRAGMENT")
     _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-'''
+"""
 
 
 def main() -> int:

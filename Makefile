@@ -1,0 +1,52 @@
+# make setup   the three environments (.venv/core, .venv/train, .venv/vllm) from locks/
+# make demo    setup, then a real small model from prompts to a served pair
+# make check   lint, types and the fast tests (under 3 minutes)
+# make test    every test
+# make lint    lint and types only
+# make clean   remove the environments and caches (not the artifacts in .qdflash)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+ACCELERATOR ?= cpu
+export HF_HUB_OFFLINE ?= 1
+
+CORE := contract store prompts bundle gate deploy report
+TRAIN := checkpoint model ptq sequences qad select pack drafter gptq
+VLLM := serving regen measure
+core_tests := $(CORE:%=tests/components/%) tests/pipelines tests/images tests/setup
+train_tests := $(TRAIN:%=tests/components/%)
+vllm_tests := $(VLLM:%=tests/components/%)
+
+.PHONY: setup demo test check lint clean
+
+setup:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null || {
+	  echo "setup: $(PYTHON) is missing or is not Python 3.11 or 3.12; name one with PYTHON=" >&2; exit 2; }
+	$(PYTHON) images/setup.py --accelerator $(ACCELERATOR)
+
+demo: setup
+	@.venv/core/bin/qdflash run pipelines/recipes/smol.yaml
+
+lint: setup
+	@.venv/core/bin/ruff check .
+	.venv/core/bin/ruff format --check .
+	.venv/core/bin/mypy
+
+check: lint
+	@.venv/core/bin/python -m pytest -q -m "not slow" $(core_tests)
+	.venv/train/bin/python -m pytest -q -m "not slow" $(train_tests)
+	.venv/vllm/bin/python -m pytest -q -m "not slow" $(vllm_tests)
+
+test: lint
+	@.venv/core/bin/python -m pytest -q $(core_tests)
+	.venv/train/bin/python -m pytest -q $(train_tests)
+	.venv/vllm/bin/python -m pytest -q $(vllm_tests)
+	.venv/core/bin/python -m pytest -q tests/e2e
+
+clean:
+	@rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
