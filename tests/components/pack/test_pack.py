@@ -1,0 +1,248 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from components.checkpoint.census import unquantized
+from components.checkpoint.config import read_config
+from components.checkpoint.grid import Quantized, iterate_grid, quantized_modules, read_grid
+from components.checkpoint.load import load_model
+from components.checkpoint.quantize import dequantize, integer_codes
+from components.checkpoint.tensors import Tensors
+from components.checkpoint.unpack import passthrough_tensors
+from components.checkpoint.write import save_quantized
+from components.contract.context import Input, Inputs, Output
+from components.contract.errors import UserError
+from components.contract.log import Log
+from components.pack.latents import Latents
+from components.pack.proof import logit_difference, prove_tensors
+from components.pack.stage import Config, run
+from components.store.backend import Store
+from components.store.work import Work
+from tests.components.tiny_models import build
+
+MTP = "mtp.layers.0.mlp.up_proj"
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_5_multimodal"])
+def model(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = build(request.param, tmp_path_factory.mktemp("model") / request.param)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tiny_model / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def student(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An INT4 checkpoint with other norms than the model's, as AWQ leaves them; the hybrid has a quantised MTP."""
+    folder = tmp_path_factory.mktemp("student")
+    tensors = Tensors(model)
+    dense = ("lm_head", "in_proj_a", "in_proj_b", "embed_tokens")
+    names = [n.removesuffix(".weight") for n in tensors if len(tensors.shape(n)) == 2 and "visual" not in n]
+    names = [n for n in names if n.rpartition(".")[2] not in dense]
+    modules = {name: grid_of(tensors[f"{name}.weight"]) for name in names}
+    if "multimodal" in model.name:
+        modules[MTP] = grid_of(torch.randn(64, 64).bfloat16())
+    others = {n: t * 1.5 if "norm" in n else t for n, t in passthrough_tensors(tensors) if n[:-7] not in modules}
+    ignore = unquantized(model, tensors, modules)
+    config = read_config(model)
+    save_quantized(
+        folder, modules=modules.items(), others=others.items(), config=config, ignore=ignore, sidecars=folder
+    )
+    return folder
+
+
+def grid_of(weight: torch.Tensor) -> Quantized:
+    scales = (weight.float().unflatten(1, (-1, 32)).abs().amax(-1) / 7.5).bfloat16()
+    return Quantized(integer_codes(weight, scales), scales, 32)
+
+
+def train(student: Path, folder: Path, noise: float, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Write a selected checkpoint whose latents moved by ``noise`` steps of the grid."""
+    generator = torch.Generator().manual_seed(3)
+    tensors = {}
+    for name, quantized in read_grid(student).items():
+        if name == MTP:
+            continue
+        latents = dequantize(quantized.codes, quantized.scales, torch.float32)
+        step = quantized.scales.float().repeat_interleave(32, 1)
+        latents += noise * step * torch.randn(latents.shape, generator=generator)
+        tensors |= {f"{name}.weight": latents.to(dtype), f"{name}.weight_scale": quantized.scales}
+    folder.mkdir()
+    save_file(tensors, folder / "latents.safetensors")
+    return folder
+
+
+def pack(selected: Path, student: Path, model: Path, tmp_path: Path) -> tuple[Path, dict]:
+    bound = {}
+    for port, folder in {"selected": selected, "student": student, "model": model}.items():
+        bound[port] = [Input(str(folder))]
+        bound[port][0].__dict__["path"] = folder
+    (tmp_path / "out").mkdir()
+    work = Work(Store(str(tmp_path / "store")), "_work")
+    output = Output(tmp_path / "out", tmp_path / "scratch", work, Log("pack"))
+    return output.path, run(Config(), Inputs(bound), output)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_untouched_checkpoint_comes_back_bit_for_bit(student: Path, model: Path, tmp_path: Path, dtype):
+    folder, metrics = pack(train(student, tmp_path / "s", 0.0, dtype), student, model, tmp_path)
+    assert metrics["codes_changed"] == 0
+    before, after = load_file(student / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert set(before) == set(after)
+    assert all(after[name].dtype == before[name].dtype and torch.equal(after[name], before[name]) for name in before)
+
+
+def test_trained_codes_are_served_and_everything_else_is_the_students(student: Path, model: Path, tmp_path: Path):
+    selected = train(student, tmp_path / "s", 0.4)
+    folder, metrics = pack(selected, student, model, tmp_path)
+    latents, before, after = load_file(selected / "latents.safetensors"), read_grid(student), read_grid(folder)
+    assert set(before) == set(after)
+    changed = total = 0
+    for name, quantized in after.items():
+        assert torch.equal(quantized.scales, before[name].scales)
+        if name != MTP:
+            wide = quantized.scales.float().repeat_interleave(32, 1)
+            assert torch.equal(
+                quantized.codes.float(), (latents[f"{name}.weight"].float() / wide).round().clamp(-8, 7)
+            )
+        changed += int((quantized.codes != before[name].codes).sum())
+        total += quantized.codes.numel()
+    assert metrics["codes_changed"] == pytest.approx(changed / total, rel=1e-6)
+    assert 0.1 < metrics["codes_changed"] < 0.4
+    assert metrics["kl"] == 0
+    assert metrics["carried"] == (MTP in before)
+    source, written = Tensors(student), Tensors(folder)
+    for name, tensor in passthrough_tensors(source):
+        assert torch.equal(written[name], tensor)
+    norm = next(name for name in source if name.endswith("layers.0.input_layernorm.weight"))
+    assert (Tensors(model)[norm] * 1.5 == written[norm]).all()
+    census = json.loads((folder / "census.json").read_text())
+    assert set(census["quantized"]) == set(after)
+    assert census["dense"] == read_config(folder)["quantization_config"]["ignore"]
+    assert (folder / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    load_model(folder)
+
+
+@pytest.fixture
+def latents(student: Path, tmp_path: Path) -> Path:
+    return train(student, tmp_path / "selected", 0.3)
+
+
+def damage(folder: Path, change) -> None:
+    tensors = load_file(folder / "latents.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "latents.safetensors")
+
+
+def name_of(folder: Path) -> str:
+    return next(
+        n.removesuffix(".weight") for n in load_file(folder / "latents.safetensors") if "gate_proj.weight" in n
+    )
+
+
+def drop(tensors: dict, name: str) -> None:
+    del tensors[f"{name}.weight"], tensors[f"{name}.weight_scale"]
+
+
+def nudge(tensors: dict, name: str) -> None:
+    tensors[f"{name}.weight_scale"][5, 1] *= 1.01
+
+
+def spoil(tensors: dict, name: str) -> None:
+    tensors[f"{name}.weight"][5, 1] = float("nan")
+
+
+def transpose(tensors: dict, name: str) -> None:
+    tensors[f"{name}.weight"] = tensors[f"{name}.weight"].T.contiguous()
+
+
+def invent(tensors: dict, name: str) -> None:
+    tensors |= {"odd.weight": torch.ones(2, 32), "odd.weight_scale": torch.ones(2, 1)}
+
+
+def orphan(tensors: dict, name: str) -> None:
+    del tensors[f"{name}.weight_scale"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop, "no latents of .*gate_proj"),
+        (nudge, "gate_proj: scales differ from the student's"),
+        (spoil, "gate_proj: latents hold NaN"),
+        (transpose, "gate_proj: latents are .* do not fit"),
+        (invent, "odd is not quantised in"),
+        (orphan, "gate_proj.weight_scale: every module needs"),
+    ],
+)
+def test_refuses_latents_that_are_not_of_this_grid(
+    latents: Path, student: Path, model: Path, tmp_path, change, message
+):
+    name = name_of(latents)
+    damage(latents, lambda tensors: change(tensors, name))
+    with pytest.raises(UserError, match=message):
+        pack(latents, student, model, tmp_path)
+
+
+@pytest.fixture
+def target(latents: Path, student: Path, model: Path, tmp_path: Path) -> tuple[Path, Latents]:
+    """A packed target, before its proof."""
+    tensors = Tensors(student)
+    trained = Latents(Tensors(latents), tensors, quantized_modules(tensors))
+    save_quantized(
+        tmp_path / "target",
+        modules=trained.packed(Log("pack")),
+        others=passthrough_tensors(tensors),
+        config=read_config(student),
+        ignore=[],
+        sidecars=model,
+    )
+    return tmp_path / "target", trained
+
+
+@pytest.mark.parametrize(
+    ("suffix", "message"),
+    [
+        ("gate_proj.weight_scale", "scales are not the student's bytes"),
+        ("gate_proj.weight_packed", "codes are not the integer codes of the latents"),
+        ("layers.0.input_layernorm.weight", "input_layernorm.weight is not the student's"),
+    ],
+)
+def test_the_proof_finds_one_changed_value(target: tuple[Path, Latents], suffix: str, message: str):
+    folder, latents = target
+    prove_tensors(Tensors(folder), latents, Log("pack"))
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(suffix))
+    tensors[name].view(-1)[3] += 1
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match=message):
+        prove_tensors(Tensors(folder), latents, Log("pack"))
+
+
+def test_the_proof_finds_a_module_that_is_not_quantised(target: tuple[Path, Latents]):
+    folder, latents = target
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("o_proj.weight_packed")).rpartition(".")[0]
+    for kind in ("packed", "scale", "shape"):
+        del tensors[f"{name}.weight_{kind}"]
+    save_file(tensors | {f"{name}.weight": torch.ones(2)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=f"missing {name}; unexpected none"):
+        prove_tensors(Tensors(folder), latents, Log("pack"))
+
+
+def test_logits_part_when_the_target_is_another_model(target: tuple[Path, Latents], student: Path, model: Path):
+    folder, latents = target
+    same = logit_difference(folder, student, latents, model)
+    assert same["kl"] == 0
+    assert same["proof_tokens"] > 100
+    other = logit_difference(student, student, latents, model)
+    assert other["kl"] > Config().max_kl
+
+
+def test_packed_modules_stream_in_the_students_order(target: tuple[Path, Latents], student: Path):
+    _, latents = target
+    assert [name for name, _ in latents.packed(Log("pack"))] == [name for name, _ in iterate_grid(Tensors(student))]
