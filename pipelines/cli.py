@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 from rich.console import Console
 
-from components.contract.errors import BUG, TRANSIENT, USER, StageError, UserError, one_line
+from components.contract.errors import TRANSIENT, USER, StageError, one_line
 from pipelines import seaweed
 from pipelines.artifacts_cli import app as artifacts_app
 from pipelines.connect import connect
@@ -202,19 +201,10 @@ def _plan(
 def main() -> None:
     """Run the command; our errors are one line on stderr and an exit code (see components.contract.errors)."""
     try:
-        sys.exit(app(standalone_mode=False))
+        app()
     except StageError as error:
         print(f"qdflash: {one_line(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        print("qdflash: interrupted; run again to continue", file=sys.stderr)
-        sys.exit(TRANSIENT)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(BUG)
 
 
 if __name__ == "__main__":

@@ -135,6 +135,8 @@ class Engine:
             self._display.line(state)
 
     def _failed(self, state: Progress, code: int) -> None:
+        if code < 0:  # the guard itself was killed
+            code = 128 - code
         if code > 128:
             state.error = f"ended by signal {code - 128}; run again to continue"
             code = TRANSIENT

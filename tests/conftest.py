@@ -43,6 +43,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(params=["folder", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store of either kind; the environment holds its credentials."""
+    return open_store(request, tmp_path, monkeypatch)
+
+
+def open_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Open the store of the kind that a fixture's parameter names."""
     if request.param == "folder":
         return Store(str(tmp_path / "store"))
     for name, value in request.getfixturevalue("s3").items():

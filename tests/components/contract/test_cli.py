@@ -14,7 +14,13 @@ from components.contract.errors import UserError
 from components.store import cache
 from components.store.artifact import read_manifest, verify
 from components.store.backend import Store
-from tests.conftest import Probe
+from tests.conftest import Probe, open_store
+
+
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.slow)])
+def store(request: pytest.FixtureRequest, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Both kinds of store; S3 costs every process of these tests about a second."""
+    return open_store(request, tmp_path, monkeypatch)
 
 
 def committed(store: Store, digest: str):
@@ -55,15 +61,22 @@ def test_commit_then_memoise(store: Store, probe: Probe):
 def test_a_memoised_stage_is_quick_and_imports_nothing_heavy(store: Store, probe: Probe):
     call = probe.invocation(store)
     assert probe.run(call.argv).returncode == 0
-    before = os.times()
     result = probe.run(("-X", "importtime", *call.argv))
-    after = os.times()
     assert result.returncode == 0
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
-    assert spent < 2.0
     imported = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in result.stderr.splitlines() if "|" in line}
     assert "components" in imported
     assert not imported & {"torch", "vllm", "transformers", "numpy", "datasets"}
+    # Under 2 s on an idle core; measured against the store client's own import, so that a busy machine cannot fail it.
+    imports = min(_cpu_seconds(probe, ("-c", "import pydantic, s3fs, fsspec")) for _ in range(2))
+    memoised = min(_cpu_seconds(probe, call.argv) for _ in range(2))
+    assert memoised < 1.5 * imports + 0.5
+
+
+def _cpu_seconds(probe: Probe, argv: tuple[str, ...]) -> float:
+    before = os.times()
+    assert probe.run(argv).returncode == 0
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 def test_inputs_arrive_verified(store: Store, probe: Probe):
