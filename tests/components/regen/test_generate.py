@@ -1,0 +1,98 @@
+"""The real stage on a real model: killed while it works, continued, and read back."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.chats.rows import read_rows
+from components.chats.template import Template, prompt_token_ids
+from components.contract.context import Input
+from components.contract.digest import stage_digest
+from components.regen import stage
+from components.regen.answers import row_seed
+from components.store.artifact import commit
+from components.store.backend import Store
+from components.store.work import Work
+
+pytestmark = pytest.mark.slow
+COUNT = 48
+CONFIG = stage.Config(max_tokens=160, dtype="float32", max_model_len=512, parallel=4, shard_rows=4)
+
+
+class Call:
+    """One ``python -m components.regen`` on a store in ``folder``."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.store = Store(str(folder / "store"))
+        source = folder / "prompts"
+        source.mkdir()
+        rows = [
+            {"id": f"row-{n}", "category": "chat", "conversations": [{"role": "user", "content": f"Count to {n}"}]}
+            for n in range(COUNT)
+        ]
+        (source / "part-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        prompts = self._commit("prompts", "1" * 64, source)
+        teacher = self._commit("model", "2" * 64, model)
+        digests = {"prompts": ["1" * 64], "model": ["2" * 64]}
+        self.digest = stage_digest("regen", stage.VERSION, CONFIG, digests)
+        self.uri = self.store.uri(f"regen/{self.digest}")
+        self.work = Work(self.store, f"_work/regen/{self.digest}")
+        self.argv = [sys.executable, "-m", "components.regen", "--config", CONFIG.model_dump_json()]
+        self.argv += ["--input", f"prompts={prompts}", "--input", f"model={teacher}", "--output", self.uri]
+        root = str(Path(__file__).parents[3])
+        self.environment = {**os.environ, "QDFLASH_HOME": str(folder / "home"), "PYTHONPATH": root}
+
+    def start(self) -> subprocess.Popen:
+        return subprocess.Popen(self.argv, stderr=subprocess.PIPE, text=True, env=self.environment)
+
+    def _commit(self, made_by: str, digest: str, source: Path) -> str:
+        manifest = {"version": 1, "config": {}, "inputs": {}, "salt": None, "metrics": {}, "versions": {}}
+        return commit(self.store, made_by, digest, source, manifest)[0].uri
+
+
+def test_killed_run_continues_without_redoing_committed_rows(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer
+
+    monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "home"))
+    call = Call(tmp_path, tiny_model)
+    first = call.start()
+    for line in first.stderr:
+        done = re.search(r"progress done=(\d+)", line)
+        if done and 0 < int(done.group(1)) < COUNT:
+            break
+    first.kill()
+    first.wait()
+    kept = {name: call.work.get(name) for name in call.work.names("rows/")}
+    assert 0 < len(kept) < COUNT / CONFIG.shard_rows
+
+    second = call.start()
+    log = second.communicate(timeout=900)[1]
+    assert second.returncode == 0, log[-2000:]
+    assert f"progress done={4 * len(kept)} total={COUNT}" in log
+    folder = Input(call.uri).path
+    parts = [path.read_bytes().rstrip(b"\n") for path in sorted(folder.glob("part-*.jsonl"))]
+    assert parts[: len(kept)] == list(kept.values())
+    rows = list(read_rows(folder))
+    assert sorted(row["id"] for row in rows) == sorted(f"row-{n}" for n in range(COUNT))
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    for row in rows:
+        assert row["prompt_token_ids"] == prompt_token_ids(tokenizer, row["conversations"], Template())
+        assert row["seed"] == row_seed(row["id"], 0)
+        assert row["model"] == "2" * 64
+        ended = row["token_ids"][-1] == tokenizer.eos_token_id
+        assert row["finish_reason"] == ("stop" if ended else "length")
+        assert ended or len(row["token_ids"]) == CONFIG.max_tokens
+        assert row["text"] == tokenizer.decode(row["token_ids"], skip_special_tokens=True)
+
+    third = call.start()
+    log = third.communicate(timeout=60)[1]
+    assert third.returncode == 0
+    assert "cached" in log
