@@ -33,7 +33,7 @@ class Ledger:
             self._output.work.put(part, json.dumps(record).encode())
         with self._lock:
             self._done += 1
-            self._output.log.progress(self._done, self._total, item=name)
+            self._output.log.progress(self._done, self._total, item=name[:40])
         return record
 
     def items(self, asks: dict[str, Ask], concurrency: int) -> list[Record]:
