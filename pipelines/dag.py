@@ -55,7 +55,7 @@ def build(recipe: Recipe) -> list[Task]:
 
     # The teacher answers prompts a.
     teacher = add("teacher")
-    prompts_a = add("prompts_a", files=files(recipe.files.prompts_a))
+    prompts_a = add("prompts_a", files=files(recipe.files.of_prompts("prompts_a")))
     regen_a = add("regen_a", prompts=prompts_a, model=teacher)
 
     # Its answers train the INT4 target on a frozen grid.
@@ -70,14 +70,16 @@ def build(recipe: Recipe) -> list[Task]:
 
     # A first drafter learns beside QAD; a second starts from it and learns from the packed target's own answers.
     drafter_1 = add("drafter_1", target=teacher, chats=regen_a)
-    prompts_b = add("prompts_b", files=files(recipe.files.prompts_b), exclude=prompts_a)
+    prompts_b = add("prompts_b", files=files(recipe.files.of_prompts("prompts_b")), exclude=prompts_a)
     regen_b = add("regen_b", prompts=prompts_b, model=pack)
     drafter_2 = add("drafter_2", target=pack, chats=regen_b, init=drafter_1)
     gptq = add("gptq", drafter=drafter_2, target=pack, chats=regen_b)
     bundle = add("bundle", target=pack, drafter=gptq)
 
     # Three measurements on held-out prompts, each against the one before it.
-    prompts_eval = add("prompts_eval", files=files(recipe.files.prompts_eval), exclude=[prompts_a, prompts_b])
+    prompts_eval = add(
+        "prompts_eval", files=files(recipe.files.of_prompts("prompts_eval")), exclude=[prompts_a, prompts_b]
+    )
     tasks_files = files(recipe.files.tasks)
     baseline = add("measure_baseline", model=teacher, prompts=prompts_eval, tasks=tasks_files)
     target = add("measure_target", model=pack, prompts=prompts_eval, tasks=tasks_files, baseline=baseline)

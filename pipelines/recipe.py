@@ -79,10 +79,15 @@ class Strict(BaseModel):
 class Files(Strict):
     """Plain files of this machine, relative to the recipe; they enter digests by sha256."""
 
+    prompts: list[str] = Field([], description="JSONL prompt files of each prompts task that names none of its own")
     prompts_a: list[str] = Field([], description="JSONL prompt files of prompts_a")
     prompts_b: list[str] = Field([], description="JSONL prompt files of prompts_b")
     prompts_eval: list[str] = Field([], description="JSONL prompt files of prompts_eval, the held-out prompts")
     tasks: list[str] = Field([], description="Quality task files, read by every measurement")
+
+    def of_prompts(self, task: str) -> list[str]:
+        """Return the prompt files of one prompts task."""
+        return getattr(self, task) or self.prompts
 
 
 class Resources(Strict):
@@ -202,12 +207,25 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
             given = {**(given or {}), **ours}
         configs[task] = section(load(stage).Config, task, given)
     faults = [_as_written(fault, data) for fault in faults]
+    if files:
+        faults.extend(_prompt_sources(configs, files))
     resources = _resources(data.get("resources") or {}, tasks, section, faults)
     placed = cluster.tasks if cluster else {}
     faults.extend(_unknown(f"cluster.tasks.{name}", name, tasks) for name in placed if name not in tasks)
     if faults:
         raise _Faults(*dict.fromkeys(faults))
     return Recipe(data["name"], path.resolve(), template, files, configs, resources, cluster)
+
+
+def _prompt_sources(configs: dict[str, Any], files: Files) -> list[str]:
+    """Demand that each prompts task has one source, a data set or files."""
+    faults = []
+    for task in SHARED["prompts"]:
+        config = configs[task]
+        if config and bool(config.dataset) == bool(files.of_prompts(task)):
+            many = "give one of the two" if config.dataset else "one of the two says where prompts come from"
+            faults.append(f"{task}.dataset, files.{task}: {many}")
+    return faults
 
 
 def filled(task: str, tasks: Iterable[str], template: Template) -> dict[str, Any]:

@@ -174,9 +174,7 @@ def test_an_unknown_selection_lists_the_tasks(folder: Store) -> None:
 def with_files(tmp_path: Path) -> Path:
     """A copy of the tiny recipe with prompt files of its own."""
     data = yaml.safe_load(TINY.read_text())
-    data["files"] = {**data.get("files", {}), "prompts_a": ["mine.jsonl"]}
-    for name in ("prompts_b", "prompts_eval", "tasks"):
-        data["files"][name] = [str((TINY.parent / path).resolve()) for path in data["files"].get(name, [])]
+    data["files"] = {"prompts": [str(TINY.parent / "tiny/prompts.jsonl")], "prompts_a": ["mine.jsonl"]}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(data))
     (tmp_path / "mine.jsonl").write_text('{"id": 1}\n')
     return tmp_path / "recipe.yaml"
@@ -214,8 +212,7 @@ def test_an_int4_checkpoint_takes_the_place_of_ptq(tmp_path: Path, folder: Store
     data = yaml.safe_load(TINY.read_text())
     data["int4"] = data["teacher"]
     data.pop("ptq", None)
-    files = data.get("files", {})
-    data["files"] = {name: [str((TINY.parent / path).resolve()) for path in paths] for name, paths in files.items()}
+    data["files"] = {"prompts": [str(TINY.parent / "tiny/prompts.jsonl")]}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(data))
     tasks = {task.name: task for task in build(load_recipe(tmp_path / "recipe.yaml"))}
     assert "ptq" not in tasks

@@ -51,6 +51,8 @@ def test_the_template_reaches_every_stage_that_has_one() -> None:
         ("cluster.tasks.qda.gpus=1", "cluster.tasks.qda: unknown field, did you mean qad?"),
         ("name=No Spaces", "name: must match"),
         ("int4={}", "int4, ptq: give one of the two"),
+        ("prompts_a.dataset={id: a/b, revision: " + "a" * 40 + "}", "prompts_a.dataset, files.prompts_a: give one"),
+        ("files.prompts=[]", "prompts_b.dataset, files.prompts_b: one of the two says where"),
         ("store=s3://bucket", "store: unknown field"),
     ],
 )
