@@ -17,7 +17,7 @@ export HF_HUB_OFFLINE ?= 1
 CORE := contract store prompts bundle gate deploy report
 TRAIN := checkpoint model ptq sequences qad select pack drafter gptq
 VLLM := serving regen measure
-core_tests := $(CORE:%=tests/components/%) tests/pipelines tests/images tests/setup
+core_tests := $(CORE:%=tests/components/%) tests/pipelines tests/images
 train_tests := $(TRAIN:%=tests/components/%)
 vllm_tests := $(VLLM:%=tests/components/%)
 

@@ -71,7 +71,7 @@ def make(role: str, lock: str) -> None:
     except subprocess.CalledProcessError:
         if lock.endswith("-cpu"):
             raise SetupError(
-                f"locks/{lock}.txt could not be installed (above). It needs a CPU build of PyTorch: if that is what was "
+                f"locks/{lock}.txt could not be installed (above). It needs a CPU build of PyTorch: if that was "
                 "not found, set PIP_EXTRA_INDEX_URL (or UV_EXTRA_INDEX_URL) to PyTorch's CPU wheel index"
             ) from None
         raise

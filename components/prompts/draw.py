@@ -51,13 +51,14 @@ def draw(rows: Iterable[Row], config: Any, excluded: Excluded, place: str) -> Dr
     """
     dropped: Counter[str] = Counter()
     pools: dict[str, _Smallest] = {}
-    read = 0
-    for read, row in enumerate(_fresh(rows, config.max_characters, excluded, dropped), 1):
+    usable = 0
+    for row in _fresh(rows, config.max_characters, excluded, dropped):
+        usable += 1
         category = row["category"] if config.quotas else ""
         wanted = config.quotas.get(category, 0) if config.quotas else config.count
         key = hashlib.sha256(f"{config.seed}:{row['id']}".encode()).hexdigest()
         pools.setdefault(category, _Smallest(wanted)).add(key, row)
-    if read == 0 and not dropped:
+    if usable == 0 and not dropped:
         raise UserError(
             f"{place}: no rows there; a JSONL row is {{id?, category?, conversations: [{{role, content}}]}}"
         )
@@ -76,7 +77,7 @@ def draw(rows: Iterable[Row], config: Any, excluded: Excluded, place: str) -> Dr
         {
             "prompts": len(result),
             "categories": dict(sorted(Counter(row["category"] for row in result).items())),
-            "usable": read,
+            "usable": usable,
             "dropped": dict(sorted(dropped.items())),
         },
     )
