@@ -68,5 +68,10 @@ def block_size(draft: Path) -> int:
 
 
 def environment(profile: Profile) -> dict[str, str]:
-    """Return the variables to add to a server's environment: offline, no usage reports, the profile's own."""
-    return {**OFFLINE, **profile.env}
+    """Return the variables to add to a server's environment: offline, no usage reports, the profile's own.
+
+    vLLM compiles a few helpers (the first request with logprobs needs one) even with ``--enforce-eager``; on a CPU
+    that is a C++ compiler run of a minute in the middle of a request, so eager profiles switch it off.
+    """
+    eager = {"TORCH_COMPILE_DISABLE": "1"} if profile.enforce_eager else {}
+    return {**OFFLINE, **eager, **profile.env}

@@ -51,8 +51,13 @@ def test_servers_stay_offline_and_keep_the_profile_s_variables() -> None:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "TORCH_COMPILE_DISABLE": "1",
         **CPU.env,
     }
+
+
+def test_compilation_stays_on_where_graphs_are_captured() -> None:
+    assert "TORCH_COMPILE_DISABLE" not in environment(A10G)
 
 
 def test_serving_file_round_trip(tmp_path: Path) -> None:
