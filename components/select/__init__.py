@@ -1,5 +1,5 @@
 """Chooses one QAD checkpoint by what it predicts on held-out sequences.
 
-Every checkpoint and the untrained start are scored against the teacher on the whole val split, and all scores are kept.
+Every checkpoint and the untrained start are scored against the teacher on the whole val split; all scores are kept.
 The rule is the lowest KL; the earlier step wins a tie, and the start itself is never chosen.
 """

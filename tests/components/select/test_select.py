@@ -1,0 +1,71 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from components.checkpoint.load import load_model
+from components.contract.context import Input, Inputs, Output
+from components.contract.log import Log
+from components.qad.stage import Config as QadConfig
+from components.qad.train import train
+from components.select import stage
+from components.sequences.reader import read_split
+from components.store.artifact import commit
+from components.store.backend import Store
+from components.store.work import Work
+from tests.components.qad.conftest import quantize_folder, random_sequences
+
+
+def output_in(folder, name):
+    (folder / name / "out").mkdir(parents=True)
+    work = Work(Store(str(folder / "store")), f"_work/{name}/x")
+    return Output(folder / name / "out", folder / name, work, Log(name))
+
+
+@pytest.fixture
+def inputs(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "home"))
+    student = quantize_folder(tiny_model, tmp_path / "student")
+    (tmp_path / "sequences").mkdir()
+    sequences = random_sequences(tmp_path / "sequences", 320)
+    trained = output_in(tmp_path, "qad")
+    config = QadConfig(steps=4, batch=4, learning_rate=3e-2, dtype="float32", checkpoint_every=2)
+    train(config, tiny_model, student, sequences, trained)
+    folders = {"qad": trained.path, "student": student, "teacher": tiny_model, "sequences": sequences}
+    store, bound = Store(str(tmp_path / "store")), {}
+    for port, folder in folders.items():
+        artifact, _ = commit(store, "model", port.encode().hex().ljust(64, "0"), folder, {"metrics": {}})
+        bound[port] = [Input(artifact.uri)]
+    return Inputs(bound)
+
+
+def test_chooses_the_lowest_kl_on_all_val_sequences(inputs, tmp_path):
+    output = output_in(tmp_path, "select")
+    metrics = stage.run(stage.Config(dtype="float32"), inputs, output)
+    scores = {one["step"]: one for one in json.loads((output.path / "scores.json").read_text())["scores"]}
+    assert list(scores) == [0, 2, 4]
+    best = min((2, 4), key=lambda step: scores[step]["kl"])
+    assert (metrics["step"], metrics["kl"], metrics["kl_start"]) == (best, scores[best]["kl"], scores[0]["kl"])
+    chosen = inputs["qad"].path / f"checkpoints/step-{best}/latents.safetensors"
+    assert (output.path / "latents.safetensors").read_bytes() == chosen.read_bytes()
+    assert scores[0]["codes_changed"] == 0
+    assert all(f"{name}_scale" in load_file(chosen) for name in load_file(chosen) if name.endswith(".weight"))
+
+    split = read_split(inputs["sequences"].path, "val")
+    ids, mask = torch.from_numpy(split.ids.astype("int64")), torch.from_numpy(split.mask[:, 1:].astype(bool))
+    with torch.no_grad():
+        p, q = (
+            load_model(inputs[port].path, torch.float64)(input_ids=ids).logits[:, :-1].log_softmax(-1)[mask]
+            for port in ("teacher", "student")
+        )
+    assert metrics["kl_start"] == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-4)
+    assert metrics["top1_start"] == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).double().mean()))
+    assert scores[0]["tokens"] == int(mask.sum())
+
+
+def test_kept_scores_are_not_computed_again(inputs, tmp_path):
+    output = output_in(tmp_path, "select")
+    kept = {"step": 2, "kl": -1.0, "top1_agreement": 1.0, "tokens": 1, "codes_changed": 0.5}
+    output.work.put("scores/step-00000002.json", json.dumps(kept).encode())
+    assert stage.run(stage.Config(dtype="float32"), inputs, output)["kl"] == -1.0
