@@ -75,7 +75,7 @@ def export(artifact: Artifact, folder: Path) -> None:
     """Copy an artifact's verified files into ``folder``, which must not exist or be empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not an empty folder; choose another")
-    shutil.copytree(cache.fetch(artifact), folder, dirs_exist_ok=True, copy_function=_copy)
+    shutil.copytree(cache.fetch(artifact), folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
 
 
 def garbage(store: Store, keep: Iterable[str] = ()) -> list[Garbage]:

@@ -1,0 +1,107 @@
+"""A lease has one holder; a dead or silent one is replaced, and learns that it was."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from components.contract.errors import TransientError
+from components.store import cache, lease
+from components.store.artifact import commit
+from components.store.backend import Store
+from components.store.lease import Lease
+
+KEY = "_work/probe/x/_lease.json"
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "TTL_SECONDS", 1.5)
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.1)
+
+
+def elsewhere(store: Store) -> None:
+    """A lease held by a process of another machine that no longer beats."""
+    document = {"owner": "o", "host": "far", "machine": "far/1", "pid": 1, "started": "1", "beat": 0}
+    store.write(KEY, json.dumps(document).encode())
+
+
+def test_a_live_holder_is_waited_for_beyond_the_time_to_live(store: Store, fast: None):
+    first, second, told, taken = Lease(store, KEY), Lease(store, KEY), [], threading.Event()
+    assert first.acquire(never, told.append)
+    waiter = threading.Thread(target=lambda: (second.acquire(never, told.append), taken.set()))
+    waiter.start()
+    time.sleep(3.0)
+    assert not taken.is_set()
+    assert [holder["pid"] for holder in told] == [os.getpid()]
+    first.check()
+    first.release()
+    assert taken.wait(10)
+    second.release()
+    waiter.join()
+    assert store.read(KEY) is None
+
+
+def test_a_silent_holder_is_replaced_after_the_time_to_live(store: Store, fast: None):
+    elsewhere(store)
+    start = time.monotonic()
+    mine = Lease(store, KEY)
+    assert mine.acquire(never, lambda holder: None)
+    assert 1.5 < time.monotonic() - start < 20
+    mine.release()
+
+
+def test_a_lost_lease_is_noticed_and_not_given_back(store: Store, fast: None):
+    mine = Lease(store, KEY)
+    assert mine.acquire(never, lambda holder: None)
+    elsewhere(store)
+    assert mine.lost.wait(20)
+    with pytest.raises(TransientError, match="another process took over"):
+        mine.check()
+    mine.release()
+    assert json.loads(store.read(KEY) or b"")["host"] == "far"
+
+
+def test_finished_work_needs_no_lease(store: Store):
+    elsewhere(store)
+    assert not Lease(store, KEY).acquire(lambda: True, lambda holder: None)
+
+
+def test_the_cache_stays_within_its_size_and_keeps_what_is_in_use(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("QDFLASH_CACHE_GB", "0.0025")
+    store = Store(str(tmp_path / "store"))
+    views = []
+    for number in range(3):
+        folder = tmp_path / f"out{number}"
+        folder.mkdir()
+        (folder / "file").write_bytes(os.urandom(1_000_000))
+        artifact, _ = commit(store, "probe", f"{number}" * 64, folder, {"metrics": {}})
+        monkeypatch.setattr(cache, "_hold", lambda root, name: None)
+        views.append(cache.fetch(artifact))
+        time.sleep(0.02)
+    assert [view.exists() for view in views] == [False, True, True]
+    blobs = [path.stat().st_size for path in (home / "cache" / "blobs").iterdir()]
+    assert sum(blobs) == 2_000_000
+
+
+def test_a_view_that_a_process_holds_is_not_evicted(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QDFLASH_CACHE_GB", "0.0015")
+    store = Store(str(tmp_path / "store"))
+    for number in range(2):
+        folder = tmp_path / f"out{number}"
+        folder.mkdir()
+        (folder / "file").write_bytes(os.urandom(1_000_000))
+        view = cache.fetch(commit(store, "probe", f"{number}" * 64, folder, {"metrics": {}})[0])
+        if number == 0:
+            held = view
+    assert (held / "file").stat().st_size == 1_000_000

@@ -1,0 +1,104 @@
+"""The command as people call it: exit codes, one line, artifacts in a store."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from components.contract.invocation import Invocation
+from components.store.artifact import commit, read_manifest
+from components.store.backend import Store
+from pipelines import artifacts
+
+
+def qdflash(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pipelines.cli", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture
+def filled(tmp_path: Path, home: Path) -> tuple[Store, dict[str, Invocation]]:
+    """A folder store with a ``pack`` artifact and a ``bundle`` made from it."""
+    store = Store(str(tmp_path / "store"))
+    made = {}
+    for stage, digest, inputs in (("pack", "a" * 64, {}), ("bundle", "b" * 64, {"target": ["pack"]})):
+        folder = tmp_path / stage
+        folder.mkdir()
+        (folder / "weights.bin").write_bytes(stage.encode() * 1000)
+        bound = {port: [made[one].uri for one in names] for port, names in inputs.items()}
+        manifest = {"version": 1, "config": {}, "inputs": bound, "salt": None, "metrics": {"size": 1}, "phases": {}}
+        manifest |= {"started": time.time(), "seconds": 1.5, "versions": {}}
+        made[stage] = commit(store, stage, digest, folder, manifest)[0]
+    return store, made
+
+
+def test_list_show_and_verify(filled):
+    store, made = filled
+    listed = json.loads(qdflash("artifacts", "list", "--json", "--store", store.url).stdout)
+    assert {(row["stage"], row["uri"]) for row in listed} == {(name, one.uri) for name, one in made.items()}
+    shown = qdflash("artifacts", "show", "aaaa", "--json", "--store", store.url)
+    assert json.loads(shown.stdout) == made["pack"].manifest
+    assert "2 artifacts are whole" in qdflash("artifacts", "verify", "--store", store.url).stdout
+    store.write(made["pack"].key("weights.bin"), b"pack" * 999 + b"pacK")
+    broken = qdflash("artifacts", "verify", "--store", store.url)
+    assert broken.returncode == 2
+    assert "weights.bin: sha256 differs" in broken.stderr
+    assert qdflash("artifacts", "rm", "pack/aaaa", "--store", store.url).returncode == 0
+    assert read_manifest(store, "pack", "a" * 64) is None
+
+
+def test_export(filled, tmp_path: Path):
+    store, _ = filled
+    target = tmp_path / "exported"
+    assert qdflash("artifacts", "export", "bbbb", str(target), "--store", store.url).returncode == 0
+    assert (target / "weights.bin").read_bytes() == b"bundle" * 1000
+    (target / "weights.bin").write_bytes(b"writable")
+    again = qdflash("artifacts", "export", "bbbb", str(target), "--store", store.url)
+    assert again.returncode == 2
+    assert "not an empty folder" in again.stderr
+
+
+def test_gc_finds_what_nobody_needs_and_only_that(filled):
+    store, _ = filled
+    store.write(f"pack/{'c' * 64}/attempt/file", b"never committed")
+    store.write(f"bundle/{'b' * 64}/other/file", b"a loser's attempt")
+    store.write(f"_work/bundle/{'b' * 64}/parts/1", b"finished")
+    store.write(f"_work/qad/{'d' * 64}/parts/1", b"to be resumed")
+    found = {one.key for one in artifacts.garbage(store)}
+    assert found == {f"pack/{'c' * 64}", f"bundle/{'b' * 64}/other", f"_work/bundle/{'b' * 64}"}
+    kept = {one.key for one in artifacts.garbage(store, ["b" * 64])}
+    assert kept == found | {f"_work/qad/{'d' * 64}"}
+    unreached = {one.key for one in artifacts.garbage(store, ["a" * 64])}
+    assert f"bundle/{'b' * 64}" in unreached
+    assert f"pack/{'a' * 64}" not in unreached
+    artifacts.remove_garbage(store, artifacts.garbage(store))
+    assert artifacts.garbage(store) == []
+    assert len(list(artifacts.every(store))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("plan", "no-such-recipe", "--store", "x"), "recipe no-such-recipe"),
+        (("artifacts", "show", "ffff", "--store", "nowhere"), "artifact ffff: no such artifact"),
+        (("artifacts", "list", "nostage", "--store", "nowhere"), "stage nostage: unknown"),
+        (("artifacts", "list", "--store", "gs://b"), "only s3://bucket/prefix and folders"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(arguments: tuple[str, ...], says: str, tmp_path: Path, home: Path):
+    result = qdflash(*arguments)
+    assert result.returncode == 2
+    assert says in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_no_command_imports_torch():
+    code = (
+        "import sys, pipelines.cli, pipelines.engine, pipelines.serve, pipelines.doctor; print('torch' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert answer.stdout.strip() == "False"
