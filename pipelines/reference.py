@@ -182,7 +182,9 @@ def _default(field: FieldInfo) -> str:
     if value is PydanticUndefined:
         return "required"
     if isinstance(value, BaseModel):
-        return "its own"
+        value = value.model_dump(mode="json", exclude_defaults=True)
+        if not value:
+            return "its defaults"
     return f"`{_cell(json.dumps(to_jsonable_python(value), ensure_ascii=False))}`"
 
 
