@@ -43,11 +43,10 @@ class Latents:
         """Return the student's codes and scales."""
         return read_module(self.student, module, self._sizes)
 
-    def latent(self, module: str) -> Tensor:
+    def latent(self, module: str, original: Quantized) -> Tensor:
         """Return the tensor that the training forward quantised, checked against the student's grid."""
         where = f"{self._selected.file(f'{module}.weight')}: {module}"
         latent, scales = self._selected[f"{module}.weight"], self._selected[f"{module}.{SCALE}"]
-        original = self.original(module)
         if latent.shape != original.codes.shape or latent.dtype not in (torch.float32, torch.bfloat16):
             raise UserError(f"{where}: latents are {latent.dtype} {list(latent.shape)}; they do not fit the student's")
         if not torch.isfinite(latent).all():
@@ -63,12 +62,8 @@ class Latents:
             if module in self.carried:
                 yield module, original
             else:
-                yield (
-                    module,
-                    Quantized(
-                        integer_codes(self.latent(module), original.scales), original.scales, original.group_size
-                    ),
-                )
+                codes = integer_codes(self.latent(module, original), original.scales)
+                yield module, Quantized(codes, original.scales, original.group_size)
             log.progress(done, len(self.modules), module=module)
 
 

@@ -43,7 +43,7 @@ def prove_tensors(target: Tensors, latents: Latents, log: Log) -> dict[str, tupl
         if not same_bytes(scales, latents.student[f"{module}.{SCALE}"]):
             raise UserError(f"{where}: packed scales are not the student's bytes")
         codes = unpack_from_int32(target[f"{module}.{PACKED}"], BITS, original.codes.shape)
-        latent = None if module in latents.carried else latents.latent(module)
+        latent = None if module in latents.carried else latents.latent(module, original)
         expected = original.codes if latent is None else integer_codes(latent, scales)
         untouched = dequantize(original.codes, scales, scales.dtype if latent is None else latent.dtype)
         if not torch.equal(
@@ -89,7 +89,8 @@ def _fake_quantized_logits(student: Path, latents: Latents, rows: list[Tensor]) 
     model = load_model(student)
     names = locate(model, latents.trained)
     for module, inner in names.items():
-        weight = model.get_submodule(inner).weight
-        weight.copy_(fake_quantize(latents.latent(module).float(), latents.original(module).scales).to(weight.dtype))
+        weight, original = model.get_submodule(inner).weight, latents.original(module)
+        latent = latents.latent(module, original)
+        weight.copy_(fake_quantize(latent.float(), original.scales).to(weight.dtype))
     for row in rows:
         yield model(input_ids=row, use_cache=False).logits[0].float()
