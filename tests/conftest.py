@@ -81,6 +81,7 @@ class Config(StageConfig):
     size: int = Field(0, description="bytes of a second file")
     fail: str = Field("", description="name of an error to raise at the end")
     orphan: bool = Field(False, description="leave a process of an own session behind")
+    hold: bool = runtime(False, "wait at the end until the file $PROBE_TRACE.go is there")
     number: float = Field(1.0, description="a number")
 
 
@@ -98,6 +99,8 @@ def run(config, inputs, output):
             trace(f"{config.text} {step}")
             output.work.put(str(step), b"done")
         output.log.progress(step + 1, config.steps)
+    while config.hold and not Path(os.environ["PROBE_TRACE"] + ".go").exists():
+        time.sleep(0.05)
     if config.fail == "FailOnce":
         if output.work.get("failed") is None:
             output.work.put("failed", b"")

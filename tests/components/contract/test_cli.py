@@ -185,15 +185,19 @@ def test_sigterm_gives_the_lease_back(store: Store, probe: Probe):
 
 
 def test_two_live_writers_of_one_digest_the_second_waits_and_adopts(store: Store, probe: Probe):
-    call = probe.invocation(store, steps=4, seconds=0.7)
+    call = probe.invocation(store, steps=4, hold=True)
     first = probe.start(call.argv)
-    wait_for(lambda: probe.trace())
-    second = probe.run(call.argv)
+    wait_for(lambda: len(probe.trace()) == 4)
+    second = probe.start(call.argv)
+    assert second.stderr is not None
+    said = second.stderr.readline()
+    assert " waiting " in said
+    assert f"pid={first.pid}" in said
+    Path(f"{probe.trace_path}.go").touch()
     first.communicate()
+    _, errors = second.communicate()
     assert (first.returncode, second.returncode) == (0, 0)
-    assert " waiting " in second.stderr
-    assert f"pid={first.pid}" in second.stderr
-    assert " adopted " in second.stderr
+    assert " adopted " in errors
     assert probe.trace() == [f"hello {step}" for step in range(4)]
 
 
