@@ -79,8 +79,10 @@ def export(artifact: Artifact, folder: Path) -> None:
 
 
 def garbage(store: Store, keep: Iterable[str] = ()) -> list[Garbage]:
-    """Return what can go: attempts without a manifest, finished or abandoned work, and, when ``keep`` names digests,
-    artifacts that neither are among them nor were read to make one of them. Work under a live lease stays.
+    """Return what can go: attempts without a manifest and work of committed artifacts.
+
+    When ``keep`` names digests, also artifacts and work that neither are among them nor were read to make one of
+    them. Work under a live lease stays.
     """
     kept, found = _reachable(store, set(keep)), []
     for stage in STAGES:

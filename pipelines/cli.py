@@ -46,7 +46,7 @@ def recipe_at(text: str, overrides: list[str] | None = None) -> Recipe:
 
 
 @app.command(
-    epilog="Examples: qdflash run smol --- qdflash run smol --from gptq --set gptq.damping=0.05 --- qdflash run smol --force qad"
+    epilog="Examples: qdflash run smol --- qdflash run smol --set gptq.damping=0.05 --- qdflash run smol --force qad"
 )
 def run(
     recipe: RecipeName,

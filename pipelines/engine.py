@@ -1,7 +1,7 @@
 """The local engine: a plan's tasks as processes, in dependency order, within the machine's CPUs and memory.
 
-Each task runs under :mod:`pipelines.guard`; its output goes to ``<home>/logs/<recipe>/<task>.log``. The engine keeps no
-state of its own: what is committed in the store is done, everything else runs or resumes the next time.
+Each task runs under :mod:`pipelines.guard`; its output goes to ``<home>/logs/<recipe>/<task>.log``. The engine keeps
+no state of its own: what is committed in the store is done, everything else runs or resumes the next time.
 """
 
 import contextlib

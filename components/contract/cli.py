@@ -95,9 +95,10 @@ def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) 
         return artifact
     work = Work(store, f"_work/{stage}/{digest}")
     lease = Lease(store, f"{work.prefix}/_lease.json")
-    waiting = lambda holder: log.event(
-        "waiting", why="another process does this work", host=holder["host"], pid=holder["pid"]
-    )  # noqa: E731
+
+    def waiting(holder: dict[str, Any]) -> None:
+        log.event("waiting", why="another process does this work", host=holder["host"], pid=holder["pid"])
+
     if not lease.acquire(lambda: committed() is not None, waiting):
         artifact = committed()
         assert artifact is not None

@@ -57,7 +57,7 @@ def read_manifest(store: Store, stage: str, digest: str) -> Artifact | None:
         PurePosixPath(manifest["attempt"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"artifact {store.uri(f'{stage}/{digest}')}: its manifest is not readable; remove that folder and run again"
+            f"artifact {store.uri(f'{stage}/{digest}')}: its manifest is not readable; remove it and run again"
         ) from error
     return Artifact(store, stage, digest, manifest)
 
@@ -83,7 +83,8 @@ def commit(
 
     Returns the artifact under ``digest`` and whether it is this attempt (False: another writer was first, its
     artifact is returned and this attempt is removed). ``replace`` is for stages that are never memoised: the new
-    manifest takes the place of an earlier one, whose attempt is then removed. Raises :class:`UserError` when ``folder`` has no file.
+    manifest takes the place of an earlier one, whose attempt is then removed.
+    Raises :class:`UserError` when ``folder`` has no file.
     """
     attempt = uuid.uuid4().hex[:12]
     paths = sorted(path for path in folder.rglob("*") if path.is_file())

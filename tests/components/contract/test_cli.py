@@ -123,11 +123,11 @@ def test_an_input_that_is_not_there(store: Store, probe: Probe):
     ("change", "says"),
     [
         (
-            lambda argv: argv[: argv.index("--config") + 1] + ('{"texd": "x"}',) + argv[argv.index("--config") + 2 :],
+            lambda argv: (*argv[: argv.index("--config") + 1], '{"texd": "x"}', *argv[argv.index("--config") + 2 :]),
             "texd",
         ),
         (
-            lambda argv: argv[: argv.index("--config") + 1] + ('{"steps": -1}',) + argv[argv.index("--config") + 2 :],
+            lambda argv: (*argv[: argv.index("--config") + 1], '{"steps": -1}', *argv[argv.index("--config") + 2 :]),
             "steps",
         ),
         (lambda argv: (*argv, "--salt", "abc"), "planner and stage are of different versions"),
