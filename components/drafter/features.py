@@ -1,0 +1,81 @@
+"""What the drafter sees of the target: hidden states of the tapped layers, from a forward that stops at the last one."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from components.drafter.data import Chat
+
+Features = Callable[[int], torch.Tensor]
+
+
+def target_layer_ids(layers: int, taps: int) -> list[int]:
+    """Return the tapped decoder layers, counted from 0: round(1 + i·(L−4)/(n−1)), the middle layer for one tap.
+
+    The rule of the published drafters (DFlash; Python's rounding, halves to even).
+    """
+    if taps == 1:
+        return [layers // 2]
+    return [round(1 + i * (layers - 4) / (taps - 1)) for i in range(taps)]
+
+
+class _LastTapReached(Exception):
+    """Ends a target forward early."""
+
+
+class TargetFeatures:
+    """Computes features with the target; a conversation at a time, so they do not depend on any batching."""
+
+    def __init__(self, target: torch.nn.Module, taps: Sequence[int]) -> None:
+        self._target, self._taps = target, list(taps)
+        self._layers = target.get_decoder().layers
+
+    @torch.inference_mode()
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return [length, taps·hidden] in the target's dtype for int64 ``token_ids`` [length]."""
+        caught: dict[int, torch.Tensor] = {}
+
+        def catch(tap: int) -> Callable[..., None]:
+            def hook(
+                _module: torch.nn.Module, _inputs: object, output: torch.Tensor | tuple[torch.Tensor, ...]
+            ) -> None:
+                caught[tap] = (output[0] if isinstance(output, tuple) else output)[0]
+                if len(caught) == len(self._taps):
+                    raise _LastTapReached
+
+            return hook
+
+        hooks = [self._layers[tap].register_forward_hook(catch(tap)) for tap in self._taps]
+        try:
+            self._target(input_ids=token_ids[None].to(self._target.device), use_cache=False, logits_to_keep=1)
+        except _LastTapReached:
+            pass
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.cat([caught[tap] for tap in self._taps], dim=-1)
+
+
+def cached(compute: TargetFeatures, chats: Sequence[Chat], path: Path, done: Callable[[int], None]) -> Features:
+    """Compute every conversation's features once into a memory-mapped bfloat16 file; return the look-up by index."""
+    starts = np.cumsum([0] + [len(chat.token_ids) for chat in chats])
+    store: np.memmap | None = None
+    for index, chat in enumerate(chats):
+        features = compute(chat.token_ids).to(torch.bfloat16)
+        if store is None:
+            store = np.memmap(path, np.int16, "w+", shape=(int(starts[-1]), features.shape[1]))
+        store[starts[index] : starts[index + 1]] = features.view(torch.int16).cpu().numpy()
+        done(index + 1)
+
+    def look_up(index: int) -> torch.Tensor:
+        assert store is not None
+        return torch.from_numpy(np.array(store[starts[index] : starts[index + 1]])).view(torch.bfloat16)
+
+    return look_up
+
+
+def online(compute: TargetFeatures, chats: Sequence[Chat]) -> Features:
+    """Return a look-up that runs the target each time: for data whose features do not fit a disk."""
+    return lambda index: compute(chats[index].token_ids).to(torch.bfloat16)

@@ -1,0 +1,198 @@
+"""The DFlash drafter: built, loaded and saved with speculators' classes, so that vLLM loads the folder as it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.models.dflash import DFlashSpeculatorConfig
+from speculators.models.dflash.core import DFlashDraftModel
+from speculators.proposals.greedy import GreedyTokenProposalConfig
+from transformers import PretrainedConfig, Qwen3Config
+
+from components.contract.errors import UserError
+
+INITIALISER_STD = 0.02
+
+
+def text_config(target: PretrainedConfig) -> PretrainedConfig:
+    """Return the language part of a target's config."""
+    return target.get_text_config()
+
+
+def build(
+    target: PretrainedConfig,
+    *,
+    layers: int,
+    taps: list[int],
+    block_size: int,
+    mask_token: int,
+    window: int | None = None,
+    heads: int | None = None,
+    key_value_heads: int | None = None,
+    head_dim: int | None = None,
+    intermediate_size: int | None = None,
+    draft_tokens: torch.Tensor | None = None,
+) -> DFlashDraftModel:
+    """Make a drafter with random weights for ``target``.
+
+    Width, rotary base and vocabulary are the target's; head counts and the MLP's width default to the target's.
+    ``taps`` are decoder layers counted from 0. ``draft_tokens`` (sorted ids) trims the drafter's vocabulary.
+
+    ``sliding_window_non_causal`` is always set: without it vLLM takes *every* layer of a speculators drafter as causal.
+    """
+    text = text_config(target)
+    heads = heads or text.num_attention_heads
+    own_head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    layer = Qwen3Config(
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        intermediate_size=intermediate_size or text.intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads or text.num_key_value_heads,
+        head_dim=head_dim or own_head_dim,
+        rms_norm_eps=text.rms_norm_eps,
+        max_position_embeddings=text.max_position_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": text.rope_parameters["rope_theta"]},
+        initializer_range=INITIALISER_STD,
+        tie_word_embeddings=False,
+        use_sliding_window=window is not None,
+        sliding_window=window,
+        max_window_layers=0,
+        layer_types=["sliding_attention" if window else "full_attention"] * layers,
+    )
+    layer._attn_implementation = "sdpa"
+    config = DFlashSpeculatorConfig(
+        transformer_layer_config=layer,
+        draft_vocab_size=text.vocab_size if draft_tokens is None else len(draft_tokens),
+        block_size=block_size,
+        aux_hidden_state_layer_ids=[tap + 1 for tap in taps],
+        mask_token_id=mask_token,
+        sliding_window_non_causal=True,
+        speculators_config=SpeculatorsConfig(
+            algorithm="dflash",
+            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=block_size - 1)],
+            default_proposal_method="greedy",
+            verifier=VerifierConfig(name_or_path=None, architectures=list(target.architectures or [])),
+        ),
+    )
+    drafter = DFlashDraftModel(config)
+    if draft_tokens is not None:
+        kept = torch.zeros(text.vocab_size, dtype=torch.bool)
+        kept[draft_tokens] = True
+        drafter.load_vocab_mappings(kept, draft_tokens - torch.arange(len(draft_tokens)))
+    return drafter
+
+
+def taps_of(drafter: DFlashDraftModel) -> list[int]:
+    """Return the tapped decoder layers, counted from 0 (speculators stores them plus one)."""
+    return [layer - 1 for layer in drafter.config.aux_hidden_state_layer_ids]
+
+
+def window_of(drafter: DFlashDraftModel) -> int | None:
+    """Return the attention window in tokens, or None for full attention."""
+    layer = drafter.config.transformer_layer_config
+    return layer.sliding_window if "sliding_attention" in (layer.layer_types or []) else None
+
+
+def attach(drafter: DFlashDraftModel, target: torch.nn.Module) -> DFlashDraftModel:
+    """Give the drafter the target's embedding and output head, frozen; a trimmed head keeps the drafted rows only.
+
+    Raises:
+        UserError: the target's vocabulary or width is not the one the drafter was made for.
+    """
+    embedding, head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+    wanted = tuple(drafter.embed_tokens.weight.shape)
+    if tuple(embedding.shape) != wanted:
+        raise UserError(
+            f"drafter: made for an embedding of {wanted}, the target's is {tuple(embedding.shape)}; "
+            "the two do not belong together"
+        )
+    layers = text_config(target.config).num_hidden_layers
+    if max(taps_of(drafter)) >= layers:
+        raise UserError(f"drafter: taps layers {taps_of(drafter)}, the target has {layers} layers")
+    if drafter.t2d is not None:
+        head = head[drafter.t2d]
+    for module, weight in ((drafter.embed_tokens, embedding), (drafter.lm_head, head)):
+        module.weight = torch.nn.Parameter(weight.detach().clone(), requires_grad=False)
+    drafter.verifier_lm_head, drafter.verifier_norm = None, None
+    return drafter
+
+
+def trained_parameters(drafter: DFlashDraftModel) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that training moves, by name: everything but the shared embedding and head."""
+    return {name: value for name, value in drafter.named_parameters() if value.requires_grad}
+
+
+def save(drafter: DFlashDraftModel, folder: Path) -> None:
+    """Write ``config.json`` and ``model.safetensors`` in bfloat16, in the layout vLLM loads.
+
+    The shared embedding is left out, the shared head too unless the vocabulary is trimmed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.detach().to(torch.bfloat16) for name, value in trained_parameters(drafter).items()}
+    if drafter.t2d is not None:
+        tensors |= {"lm_head.weight": drafter.lm_head.weight.detach().to(torch.bfloat16)}
+        tensors |= {"d2t": drafter.d2t, "t2d": drafter.t2d}
+    save_file(
+        {name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    document = drafter.config.to_dict()
+    document |= {"architectures": ["DFlashDraftModel"], "dtype": "bfloat16"}
+    document["transformer_layer_config"] |= {"dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+
+
+def read(folder: Path) -> DFlashDraftModel:
+    """Make the drafter a folder's config describes, with random weights; a trimmed vocabulary is read with it.
+
+    Raises:
+        UserError: the folder is no DFlash drafter.
+    """
+    document: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    if document.get("speculators_model_type") != "dflash":
+        raise UserError(
+            f"drafter {folder}: config.json is not a DFlash speculator's; give an artifact of the drafter stage"
+        )
+    config = DFlashSpeculatorConfig.from_pretrained(folder)
+    config.transformer_layer_config._attn_implementation = "sdpa"
+    drafter = DFlashDraftModel(config)
+    if drafter.t2d is not None:
+        tensors = load_file(folder / "model.safetensors")
+        drafter.load_vocab_mappings(tensors["t2d"], tensors["d2t"])
+    return drafter
+
+
+def load_weights(drafter: DFlashDraftModel, folder: Path) -> None:
+    """Read a folder's trained tensors, in float32.
+
+    Raises:
+        UserError: tensors are missing or unknown, as they are when the folder holds a quantised drafter.
+    """
+    tensors = load_file(folder / "model.safetensors")
+    weights = trained_parameters(drafter)
+    shared = {"t2d", "d2t", "lm_head.weight"} if drafter.t2d is not None else set()
+    if odd := sorted(set(tensors) ^ (set(weights) | shared)):
+        raise UserError(
+            f"drafter {folder}: tensors missing or unknown: {', '.join(odd[:4])}; is it quantised already?"
+        )
+    with torch.no_grad():
+        for name, weight in weights.items():
+            weight.copy_(tensors[name])
+
+
+def check_group(drafter: DFlashDraftModel, group_size: int) -> None:
+    """Refuse widths that the quantisation group does not divide.
+
+    Raises:
+        UserError: it names the first linear and its width.
+    """
+    for name, module in drafter.named_modules():
+        if isinstance(module, torch.nn.Linear) and module.weight.requires_grad and module.in_features % group_size:
+            raise UserError(
+                f"drafter: {name} is {module.in_features} wide, which group_size {group_size} does not divide; "
+                "set a group that does, here and in gptq"
+            )

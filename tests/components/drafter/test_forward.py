@@ -1,0 +1,98 @@
+import torch
+from torch.nn.functional import log_softmax
+
+from components.drafter import model
+from components.drafter.blocks import slot_weights
+from components.drafter.features import TargetFeatures, target_layer_ids
+from components.drafter.forward import block_hidden, predictions
+from components.drafter.loss import weight_sum, weighted_loss
+
+TOKENS = torch.tensor([1, 40, 50, 60, 70, 80, 90, 100, 110, 120, 2])
+
+
+def test_tapped_layers_follow_the_published_rule():
+    assert target_layer_ids(32, 5) == [1, 8, 15, 22, 29]
+    assert target_layer_ids(30, 1) == [15]
+    assert target_layer_ids(4, 1) == [2]
+
+
+def test_features_are_the_hidden_states_after_the_tapped_layers(target):
+    taken = TargetFeatures(target, [0, 2])(TOKENS)
+    with torch.no_grad():
+        states = target(input_ids=TOKENS[None], output_hidden_states=True).hidden_states
+    assert torch.equal(taken, torch.cat([states[1][0], states[3][0]], dim=-1))
+
+
+def test_the_target_stops_at_the_last_tap(target):
+    ran = []
+    hook = target.get_decoder().layers[3].register_forward_hook(lambda *_: ran.append(1))
+    TargetFeatures(target, [0, 2])(TOKENS)
+    hook.remove()
+    assert not ran
+
+
+def test_blocks_run_together_equal_each_block_run_alone_on_its_prefix(drafter, target):
+    """The mask and the positions: a block alone, with only the context before its anchor, needs no mask at all."""
+    features = TargetFeatures(target, [0, 2])(TOKENS)
+    anchors = torch.tensor([3, 5, 9])
+    together = block_hidden(drafter, features, TOKENS, anchors)
+    for index, anchor in enumerate(anchors.tolist()):
+        slots = torch.tensor([[int(TOKENS[anchor]), 3, 3, 3]])
+        context = drafter.hidden_norm(drafter.fc(features[:anchor]))[None]
+        hidden = drafter.embed_tokens(slots)
+        rotary = drafter.rotary_emb(hidden, torch.arange(anchor + 4)[None])
+        for layer in drafter.layers:
+            hidden = layer(
+                hidden_states=hidden, target_hidden=context, attention_mask=None, position_embeddings=rotary
+            )
+        torch.testing.assert_close(together[index], drafter.norm(hidden)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_block_depends_on_nothing_at_or_after_its_anchor(drafter, target):
+    features = TargetFeatures(target, [0, 2])(TOKENS)
+    changed = features.clone()
+    changed[5:] += 1.0
+    before = block_hidden(drafter, features, TOKENS, torch.tensor([5]))
+    assert torch.equal(before, block_hidden(drafter, changed, TOKENS, torch.tensor([5])))
+    changed[4] += 1.0
+    assert not torch.equal(before, block_hidden(drafter, changed, TOKENS, torch.tensor([5])))
+
+
+def test_the_loss_is_the_float64_formula(drafter, target):
+    features = TargetFeatures(target, [0, 2])(TOKENS)
+    anchors, gamma = torch.tensor([4, 8]), 3.0
+    loss = weighted_loss(drafter, features, TOKENS, anchors, gamma)
+    hidden = block_hidden(drafter, features, TOKENS, anchors).double()
+    expected, weights = 0.0, 0.0
+    for block, anchor in enumerate([4, 8]):
+        for slot in range(1, 4):
+            if anchor + slot < len(TOKENS):
+                weight = float(torch.exp(torch.tensor(-(slot - 1) / gamma, dtype=torch.float64)))
+                logits = hidden[block, slot] @ drafter.lm_head.weight.double().T
+                expected -= weight * float(log_softmax(logits, -1)[TOKENS[anchor + slot]])
+                weights += weight
+    torch.testing.assert_close(float(loss), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weight_sum(TOKENS, anchors, 4, gamma), weights, rtol=1e-6, atol=1e-6)
+    assert slot_weights(torch.ones(1, 3, dtype=torch.bool), gamma)[0, 0] == 1
+
+
+def test_a_trimmed_vocabulary_drafts_target_ids_and_survives_the_file(target, tmp_path):
+    torch.manual_seed(0)
+    kept = torch.tensor([2, 40, 50, 60, 200])
+    drafter = model.attach(
+        model.build(target.config, layers=1, taps=[0, 2], block_size=4, mask_token=3, draft_tokens=kept), target
+    )
+    head = target.get_output_embeddings().weight
+    assert torch.equal(drafter.lm_head.weight, head[kept])
+    features = TargetFeatures(target, [0, 2])(TOKENS)
+    drafted = predictions(drafter, features, TOKENS, torch.tensor([3, 6]))
+    hidden = block_hidden(drafter, features, TOKENS, torch.tensor([3, 6]))[:, 1:]
+    assert torch.equal(drafted, kept[(hidden @ head[kept].T).argmax(-1)])
+    model.save(drafter, tmp_path)
+    again = model.attach(model.read(tmp_path), target)
+    model.load_weights(again, tmp_path)
+    assert torch.equal(again.d2t, drafter.d2t)
+    for name, weight in model.trained_parameters(again).items():
+        assert torch.equal(weight, drafter.get_parameter(name).bfloat16().float())
+    outside = weighted_loss(drafter, features, torch.tensor([1, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]), torch.tensor([4]), 7.0)
+    assert float(outside) == 0
