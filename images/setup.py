@@ -115,7 +115,7 @@ def merged(*locks: Path) -> str:
 
 def environment() -> dict[str, str]:
     """Return the environment for uv: pip's own settings under uv's names, where uv has none."""
-    values = {"UV_NATIVE_TLS": "1", "UV_INDEX_STRATEGY": "unsafe-best-match"} | dict(os.environ)
+    values = {"UV_SYSTEM_CERTS": "1", "UV_INDEX_STRATEGY": "unsafe-best-match"} | dict(os.environ)
     for theirs, ours, separator in (
         ("find-links", "UV_FIND_LINKS", ","),
         ("extra-index-url", "UV_EXTRA_INDEX_URL", " "),

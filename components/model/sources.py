@@ -47,12 +47,14 @@ def from_folder(uri: str, sha256: str | None, folder: Path) -> None:
 
     Raises :class:`UserError` naming the digest to write into the recipe when the pin is missing or differs.
     """
-    store = Store(uri)
-    names = [key for key in store.keys("") if "/" not in key.strip("/") and any(fnmatch(key, one) for one in TAKEN)]
+    base, _, name = uri.rstrip("/").rpartition("/")
+    store = Store(base or "/")
+    keys = [key for key in store.keys(name) if key.count("/") == 1]
+    names = [key for key in keys if any(fnmatch(key.rpartition("/")[2], pattern) for pattern in TAKEN)]
     if not names:
         raise UserError(f"source.uri {uri}: no model files there; a HF folder with safetensors is expected")
-    for name in names:
-        store.download(name, folder / name)
+    for key in names:
+        store.download(key, folder / key.rpartition("/")[2])
     found = folder_sha256(folder)
     if found != sha256:
         raise UserError(
