@@ -1,8 +1,9 @@
 """Runs one task's process so that nothing of it outlives the engine: ``guard.py ENGINE_PID COMMAND…``.
 
 The guard is a subreaper between the engine and the task. When the engine dies, however it does, the guard is told
-(parent-death signal) and ends the task: SIGTERM, a grace period, SIGKILL. When the task dies, its surviving descendants
-(a model server and its workers) come to the guard and are ended too. When the guard dies, the kernel kills the task.
+(parent-death signal) and ends the task: SIGTERM, a grace period, SIGKILL. When the task dies, its surviving
+descendants (a model server and its workers) come to the guard and are ended too. When the guard dies, the kernel kills
+the task.
 Exits as the task did; 128 + n when a signal n ended it.
 """
 

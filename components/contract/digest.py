@@ -57,7 +57,7 @@ def stage_digest(
     ``inputs`` maps each port to the digests bound to it, in order. ``salt`` is set only for a forced re-run.
     Raises :class:`UserError` for a number that canonical JSON cannot hold (NaN, infinity, integers from 2^53).
     """
-    document = {"stage": stage, "version": version, "config": digested(config), "inputs": inputs, "salt": salt}
+    document: Any = {"stage": stage, "version": version, "config": digested(config), "inputs": inputs, "salt": salt}
     try:
         return hashlib.sha256(rfc8785.dumps(document)).hexdigest()
     except rfc8785.CanonicalizationError as error:

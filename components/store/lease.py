@@ -88,8 +88,10 @@ class Lease:
             try:
                 held = self._store.read(self._key)
                 # After a lost answer the store may hold a beat that we believe failed: the owner decides.
-                ours = held is not None and json.loads(held)["owner"] == self._owner
-                if not ours or not self._store.replace(self._key, held, data):
+                if held is None or json.loads(held)["owner"] != self._owner:
+                    self.lost.set()
+                    return
+                if not self._store.replace(self._key, held, data):
                     self.lost.set()
                     return
             except Exception:
