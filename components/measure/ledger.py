@@ -39,12 +39,15 @@ class Ledger:
     def items(self, asks: dict[str, Ask], concurrency: int) -> list[Record]:
         """Return the records of ``asks`` in order, asking up to ``concurrency`` at the same time.
 
-        The first failure is raised once the requests in flight have ended; the answered items are kept.
+        The first failure, or an interruption, is raised once the requests in flight have ended; what was answered is
+        kept.
         """
         with ThreadPoolExecutor(concurrency) as pool:
             futures = [pool.submit(self.item, name, ask) for name, ask in asks.items()]
-            wait(futures, return_when=FIRST_EXCEPTION)
-            pool.shutdown(wait=True, cancel_futures=True)
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
         for future in futures:
             if not future.cancelled() and (error := future.exception()):
                 raise error

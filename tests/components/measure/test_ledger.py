@@ -1,5 +1,6 @@
 import io
 import json
+import signal
 import threading
 import time
 
@@ -73,3 +74,22 @@ def test_resumed_items_count_as_progress(output):
     resumed.item("b", dict)
     assert "progress done=2 total=2" in stream.getvalue()
     assert all(json.loads(output.work.get(name)) == {} for name in output.work.names())
+
+
+def test_an_interruption_asks_nothing_more(output):
+    def ask(number):
+        if number == 1:
+            signal.raise_signal(signal.SIGUSR1)
+        time.sleep(0.3)
+        return {"value": number}
+
+    def interrupted(*_):
+        raise StageError("terminated")
+
+    before = signal.signal(signal.SIGUSR1, interrupted)
+    try:
+        with pytest.raises(StageError, match="terminated"):
+            Ledger(output, 9).items({str(n): (lambda n=n: ask(n)) for n in range(9)}, concurrency=1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(output.work.names()) < 9
