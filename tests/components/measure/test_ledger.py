@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import signal
 import threading
 import time
@@ -79,7 +80,7 @@ def test_resumed_items_count_as_progress(output):
 def test_an_interruption_asks_nothing_more(output):
     def ask(number):
         if number == 1:
-            signal.raise_signal(signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(0.3)
         return {"value": number}
 
