@@ -132,7 +132,7 @@ def pip_setting(name: str) -> str:
     variable = os.environ.get(f"PIP_{name.upper().replace('-', '_')}")
     if variable:
         return variable
-    command = [VENV / "boot" / "bin" / "python", "-m", "pip", "config", "get", f"global.{name}"]
+    command = [str(VENV / "boot" / "bin" / "python"), "-m", "pip", "config", "get", f"global.{name}"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
