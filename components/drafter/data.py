@@ -1,4 +1,4 @@
-"""Conversations as the drafter trains on them: the token ids that the server was fed and produced, never re-tokenised."""
+"""Conversations as the drafter trains on them: the token ids that the server read and wrote, never re-tokenised."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

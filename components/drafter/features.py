@@ -1,4 +1,4 @@
-"""What the drafter sees of the target: hidden states of the tapped layers, from a forward that stops at the last one."""
+"""What the drafter sees of the target: hidden states of tapped layers, from a forward that stops at the last one."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from components.contract.errors import UserError
 from components.drafter.data import Chat
 
 Features = Callable[[int], torch.Tensor]
@@ -15,10 +16,16 @@ def target_layer_ids(layers: int, taps: int) -> list[int]:
     """Return the tapped decoder layers, counted from 0: round(1 + i·(L−4)/(n−1)), the middle layer for one tap.
 
     The rule of the published drafters (DFlash; Python's rounding, halves to even).
+
+    Raises:
+        UserError: the target is too shallow for that many distinct layers.
     """
     if taps == 1:
         return [layers // 2]
-    return [round(1 + i * (layers - 4) / (taps - 1)) for i in range(taps)]
+    ids = [round(1 + i * (layers - 4) / (taps - 1)) for i in range(taps)]
+    if len(set(ids)) < taps:
+        raise UserError(f"taps {taps}: a target of {layers} layers has no {taps} distinct ones (the rule gives {ids})")
+    return ids
 
 
 class _LastTapReached(Exception):
@@ -32,7 +39,7 @@ class TargetFeatures:
         self._target, self._taps = target, list(taps)
         self._layers = target.get_decoder().layers
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return [length, taps·hidden] in the target's dtype for int64 ``token_ids`` [length]."""
         caught: dict[int, torch.Tensor] = {}
@@ -58,7 +65,7 @@ class TargetFeatures:
         return torch.cat([caught[tap] for tap in self._taps], dim=-1)
 
 
-def cached(compute: TargetFeatures, chats: Sequence[Chat], path: Path, done: Callable[[int], None]) -> Features:
+def cached(compute: TargetFeatures, chats: Sequence[Chat], path: Path) -> Features:
     """Compute every conversation's features once into a memory-mapped bfloat16 file; return the look-up by index."""
     starts = np.cumsum([0] + [len(chat.token_ids) for chat in chats])
     store: np.memmap | None = None
@@ -67,7 +74,6 @@ def cached(compute: TargetFeatures, chats: Sequence[Chat], path: Path, done: Cal
         if store is None:
             store = np.memmap(path, np.int16, "w+", shape=(int(starts[-1]), features.shape[1]))
         store[starts[index] : starts[index + 1]] = features.view(torch.int16).cpu().numpy()
-        done(index + 1)
 
     def look_up(index: int) -> torch.Tensor:
         assert store is not None

@@ -102,8 +102,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     with output.timed("features"):
         compute = features.TargetFeatures(target, model.taps_of(drafter))
         if config.cache_features:
-            progress = lambda done: output.log.event("features", done=done, total=len(every))  # noqa: E731
-            look_up = features.cached(compute, every, output.scratch / "features.bin", progress)
+            look_up = features.cached(compute, every, output.scratch / "features.bin")
         else:
             look_up = features.online(compute, every)
 
