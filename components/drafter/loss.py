@@ -25,8 +25,8 @@ def weighted_loss(
     """Return Σ w·CE over one conversation, not yet divided; the caller divides by Σw of the whole batch.
 
     Labels are the tokens at the slots' own positions, weights exp(−(k−1)/γ) (DFlash, position decay). A label outside
-    a trimmed vocabulary cannot be drafted: its slot adds no loss but keeps its weight in the denominator. The head runs
-    over chunks of slots, in float32 from the logits on.
+    a trimmed vocabulary cannot be drafted: its slot adds no loss but keeps its weight in the denominator. The head
+    runs over chunks of slots, in float32 from the logits on.
     """
     wanted, inside = labels(token_ids, anchors, drafter.block_size)
     weights = slot_weights(inside, gamma)

@@ -41,7 +41,7 @@ def build(
     Width, rotary base and vocabulary are the target's; head counts and the MLP's width default to the target's.
     ``taps`` are decoder layers counted from 0. ``draft_tokens`` (sorted ids) trims the drafter's vocabulary.
 
-    ``sliding_window_non_causal`` is always set: without it vLLM takes *every* layer of a speculators drafter as causal.
+    ``sliding_window_non_causal`` is always set: without it vLLM takes *every* layer as causal.
     """
     text = text_config(target)
     heads = heads or text.num_attention_heads
