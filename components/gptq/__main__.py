@@ -1,0 +1,5 @@
+"""Command line of this stage."""
+
+from components.contract.cli import main
+
+raise SystemExit(main("gptq"))
