@@ -113,7 +113,7 @@ def build_model(source: Any, tokenizer: Any) -> Any:
 
 
 def train(model: Any, tokenizer: Any, source: Any, output: Output) -> None:
-    """Train in fp32 with AdamW on every token of each chat; resumes from the newest stored state, bit for bit."""
+    """Train in fp32 with AdamW on the answers' tokens; resumes from the newest stored state, bit for bit."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=source.learning_rate, weight_decay=0.01)
@@ -148,17 +148,20 @@ def train(model: Any, tokenizer: Any, source: Any, output: Output) -> None:
 
 
 def batch(tokenizer: Any, rows: list[Chat]) -> tuple[Any, Any]:
-    """Return token ids and labels, both int64 [rows, length]; padding has label -100."""
+    """Return token ids and labels, both int64 [rows, length]; prompt and padding have label -100."""
     import torch
 
     encoded = tokenizer([text(tokenizer, chat) for chat in rows], add_special_tokens=False)["input_ids"]
+    prompts = tokenizer([prompt(tokenizer, chat) for chat in rows], add_special_tokens=False)["input_ids"]
     width = max(map(len, encoded))
     if width > LENGTH:
         raise AssertionError(f"a chat of {width} tokens; the corpus must fit {LENGTH}")
     ids = torch.full((len(rows), width), tokenizer.pad_token_id)
     labels = torch.full((len(rows), width), -100)
     for row, tokens in enumerate(encoded):
-        ids[row, : len(tokens)] = labels[row, : len(tokens)] = torch.tensor(tokens)
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        answer = slice(len(prompts[row]), len(tokens))
+        labels[row, answer] = ids[row, answer]
     return ids, labels
 
 
