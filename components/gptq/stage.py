@@ -1,5 +1,6 @@
 """The gptq stage: its ports, its knobs, and the order in which its parts run."""
 
+import time
 from typing import Any, Literal
 
 from pydantic import Field
@@ -7,7 +8,6 @@ from pydantic import Field
 from components.chats.rows import read_rows
 from components.contract.context import Inputs, Output
 from components.contract.digest import StageConfig
-from components.contract.errors import UserError
 from components.contract.stage import Port
 
 ROLE = "train"
@@ -50,4 +50,72 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         UserError: the three inputs do not fit together, a width the group does not divide, too few rows, or a written
             folder whose quantised modules are not all the drafter's linears.
     """
-    raise UserError("gptq: under construction")
+    import torch
+
+    from components.checkpoint.load import load_model
+    from components.drafter import data, evaluate, features, model
+    from components.gptq import folder
+    from components.gptq.calibrate import Calibration, choose
+    from components.gptq.sequence import parts, quantize_in_sequence
+
+    began = time.monotonic()
+    dtype = getattr(torch, config.dtype)
+    source = inputs["drafter"].path
+    drafter = model.read(source)
+    target = load_model(inputs["target"].path, dtype)
+    model.attach(drafter, target)
+    model.load_weights(drafter, source)
+    model.check_group(drafter, config.group_size)
+    linears = {name: linear for part in parts(drafter) for name, linear in part.items()}
+    chats = data.split(read_rows(inputs["chats"].path), config.max_length, config.held_out)
+    chosen = choose(chats.train, config.conversations)
+    every = [*chosen, *chats.held_out]
+    data.refuse_mask_token(drafter.mask_token_id, every)
+
+    with output.timed("features"):
+        compute = features.TargetFeatures(target, model.taps_of(drafter))
+        look_up = features.cached(compute, every, output.scratch / "features.bin")
+    calibration = Calibration(chosen, look_up, config.anchors, dtype)
+    calibration.check_rank(drafter, linears)
+
+    def score(one: Any) -> dict[str, Any]:
+        draft = evaluate.neural(one, lambda index: look_up(len(chosen) + index), dtype)
+        return evaluate.accept_length(draft, chats.held_out, one.block_size, config.evaluation_anchors)
+
+    with output.timed("before"):
+        before = score(drafter)
+    with output.timed("gptq"):
+        quantized, errors = quantize_in_sequence(
+            drafter,
+            calibration,
+            group_size=config.group_size,
+            damping=config.damping,
+            actorder=config.actorder,
+            work=output.work,
+            progress=output.log.progress,
+        )
+    with output.timed("write"):
+        folder.write(quantized, source, output.path)
+        count = folder.check_census(output.path, linears)
+    with output.timed("after"):
+        after = score(folder.read(output.path, target))
+    worst = max(errors, key=lambda name: errors[name].gptq)
+    return {
+        "quantized": count,
+        "relative_error": {
+            "mean": sum(one.gptq for one in errors.values()) / count,
+            "max": errors[worst].gptq,
+            "worst": worst,
+            "rounding_mean": sum(one.rounding for one in errors.values()) / count,
+            "by_linear": {name: one.gptq for name, one in errors.items()},
+        },
+        "accept_length": {"before": _interval(before), "after": _interval(after)},
+        "conversations": len(chosen),
+        "blocks": calibration.blocks,
+        "held_out": len(chats.held_out),
+        "seconds": round(time.monotonic() - began, 3),
+    }
+
+
+def _interval(score: dict[str, Any]) -> dict[str, float]:
+    return {key: round(score[key], 5) for key in ("value", "low", "high")}
