@@ -63,7 +63,7 @@ def make(role: str, lock: str) -> None:
     if not usable(folder / "bin" / "python"):
         shutil.rmtree(folder, ignore_errors=True)
         run(uv, "venv", "--quiet", "--python", sys.executable, folder)
-    install = ("pip", "install", "--quiet", "--python", folder / "bin" / "python", "--no-deps")
+    install = ("pip", "install", "--quiet", "--python", folder / "bin" / "python", "--no-deps", "--compile-bytecode")
     requirements = folder / "requirements.txt"
     requirements.write_text(merged(locked, ROOT / "locks" / "dev.txt"))
     try:

@@ -39,6 +39,8 @@ def environment(stage: str, cpu: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "QDFLASH_HOME": str(cache.home()),
         "TOKENIZERS_PARALLELISM": "false",
+        # Threads that spin while they wait take the core from a task that runs beside this one.
+        "OMP_WAIT_POLICY": "PASSIVE",
     }
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         added[name] = str(cpu)
