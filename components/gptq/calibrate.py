@@ -6,6 +6,7 @@ import torch
 from llmcompressor.modifiers.gptq.helpers import accumulate_hessian, make_empty_hessian
 from speculators.models.dflash.core import DFlashDraftModel
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from components.contract.errors import UserError
 from components.drafter.blocks import seed_of, strided_anchors
@@ -55,7 +56,7 @@ class Calibration:
         """
         sums = {name: make_empty_hessian(linear) for name, linear in linears.items()}
 
-        def hook(name: str) -> object:
+        def hook(name: str) -> RemovableHandle:
             def accumulate(module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
                 accumulate_hessian(inputs[0], module, sums[name], torch.zeros(()))
 

@@ -1,6 +1,7 @@
 """GPTQ of one linear with llm-compressor's own maths (arXiv 2210.17323), on a grid that is already the stored one."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from compressed_tensors.quantization import QuantizationArgs
@@ -73,7 +74,7 @@ def quantize(
         UserError: the damped Hessian is not positive definite.
     """
     arguments, scales = grid(weight, group_size, actorder)
-    moved, _, fell_back = quantize_weight(
+    result: Any = quantize_weight(
         weights=weight.detach().float()[None].clone(),
         hessians=hessian[None].clone(),
         scale=scales.float()[None],
@@ -82,6 +83,7 @@ def quantize(
         quant_args=arguments,
         percdamp=damping,
     )
+    moved, _, fell_back = result
     if bool(fell_back):
         raise UserError(f"{name}: its Hessian is not positive definite; give more chats, or damping above {damping}")
     codes = integer_codes(moved[0], scales)

@@ -80,7 +80,7 @@ def _quantize_part(
     damping: float,
     actorder: str,
 ) -> bytes:
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, linear in linears.items():
         one, errors = quantize(name, linear.weight.detach(), hessians.pop(name), group_size, damping, actorder)
         tensors |= {f"{name}.codes": one.codes.cpu().contiguous(), f"{name}.scales": one.scales.cpu().contiguous()}

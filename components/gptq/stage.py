@@ -1,6 +1,7 @@
 """The gptq stage: its ports, its knobs, and the order in which its parts run."""
 
 import time
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -38,6 +39,8 @@ class Config(StageConfig):
         0.02, gt=0, lt=1, description="Share of the chats for the evaluation; the drafter stage's, so it saw none"
     )
     evaluation_anchors: int = Field(64, ge=1, description="Anchors per held-out chat, spread evenly")
+    evaluation_conversations: int = Field(256, ge=1, description="Most held-out chats to evaluate, chosen by row id")
+    cache_features: bool = Field(True, description="Compute the target's features once, to disk; false: every time")
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Compute type of target and drafter; Hessians are float32"
     )
@@ -69,18 +72,22 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     linears = {name: linear for part in parts(drafter) for name, linear in part.items()}
     chats = data.split(read_rows(inputs["chats"].path), config.max_length, config.held_out)
     chosen = choose(chats.train, config.conversations)
-    every = [*chosen, *chats.held_out]
+    held_out = choose(chats.held_out, config.evaluation_conversations)
+    every = [*chosen, *held_out]
     data.refuse_mask_token(drafter.mask_token_id, every)
 
     with output.timed("features"):
         compute = features.TargetFeatures(target, model.taps_of(drafter))
-        look_up = features.cached(compute, every, output.scratch / "features.bin")
+        if config.cache_features:
+            look_up = features.cached(compute, every, output.scratch / "features.bin", output)
+        else:
+            look_up = features.online(compute, every)
     calibration = Calibration(chosen, look_up, config.anchors, dtype)
     calibration.check_rank(drafter, linears)
 
     def score(one: Any) -> dict[str, Any]:
         draft = evaluate.neural(one, lambda index: look_up(len(chosen) + index), dtype)
-        return evaluate.accept_length(draft, chats.held_out, one.block_size, config.evaluation_anchors)
+        return evaluate.accept_length(draft, held_out, one.block_size, config.evaluation_anchors)
 
     with output.timed("before"):
         before = score(drafter)
@@ -92,7 +99,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
             damping=config.damping,
             actorder=config.actorder,
             work=output.work,
-            progress=output.log.progress,
+            progress=partial(output.log.progress, what="parts"),
         )
     with output.timed("write"):
         folder.write(quantized, source, output.path)
@@ -112,7 +119,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         "accept_length": {"before": _interval(before), "after": _interval(after)},
         "conversations": len(chosen),
         "blocks": calibration.blocks,
-        "held_out": len(chats.held_out),
+        "held_out": len(held_out),
         "seconds": round(time.monotonic() - began, 3),
     }
 
