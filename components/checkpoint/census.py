@@ -94,8 +94,9 @@ def skeleton(folder: Path) -> nn.Module:
 
 
 def _stored_name(name: str, tensors: Tensors) -> str:
-    prefixed = name.replace(*reversed(_TEXT_PREFIX), 1) if name.startswith("model.") else name
-    if any(stored.startswith(f"{prefixed}.") for stored in tensors):
+    stored, loaded = _TEXT_PREFIX
+    prefixed = name.replace(loaded, stored, 1) if name.startswith("model.") else name
+    if any(tensor.startswith(f"{prefixed}.") for tensor in tensors):
         return prefixed
     return name
 

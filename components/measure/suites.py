@@ -13,7 +13,7 @@ from components.contract.context import Inputs, Output
 from components.contract.errors import UserError
 from components.measure import acceptance, answers, harness, latency, parity, quality
 from components.measure.bigram import Bigram, replay
-from components.measure.ledger import Ledger
+from components.measure.ledger import Ask, Ledger
 from components.serving.client import Client
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def measure_quality(bench: Bench, tasks: list[QualityTask]) -> Row:
 
 
 def _answer_all(bench: Bench, task: QualityTask, items: list[tuple[harness.Messages, Row]]) -> list[Row]:
-    asks = {
+    asks: dict[str, Ask] = {
         f"quality/{task.name}/{json.dumps(messages)}": partial(_answer, bench, task, messages, settings)
         for messages, settings in items
     }

@@ -36,10 +36,15 @@ def comparison(tasks: Tasks) -> list[dict[str, Any]]:
     measured = list(_measures(tasks).values())
     rows = []
     for quality in _keys(measured, "quality"):
-        rows.append({"metric": f"{quality} (score)", "cells": [_score(task.get(f"quality.{quality}")) for task in measured]})
+        rows.append(
+            {"metric": f"{quality} (score)", "cells": [_score(task.get(f"quality.{quality}")) for task in measured]}
+        )
     if any(task.get("acceptance_length") for task in measured):
         rows.append(
-            {"metric": "acceptance length", "cells": [_interval(task.get("acceptance_length"), "value") for task in measured]}
+            {
+                "metric": "acceptance length",
+                "cells": [_interval(task.get("acceptance_length"), "value") for task in measured],
+            }
         )
     for regime in _keys(measured, "latency"):
         rows.append(
@@ -49,7 +54,12 @@ def comparison(tasks: Tasks) -> list[dict[str, Any]]:
             }
         )
     if any(task.get("parity") for task in measured):
-        rows.append({"metric": "greedy parity with the target alone", "cells": [_parity(task.get("parity")) for task in measured]})
+        rows.append(
+            {
+                "metric": "greedy parity with the target alone",
+                "cells": [_parity(task.get("parity")) for task in measured],
+            }
+        )
     return rows
 
 
@@ -58,14 +68,14 @@ def notes(tasks: Tasks) -> list[str]:
     found = []
     if any((task.get("machine") or {}).get("device") == "cpu" for task in _measures(tasks).values()):
         found.append(
-            "Measured on a CPU. Verifying a block of K + 1 tokens costs a CPU about K + 1 single steps, so speculation is "
-            "slower here than none; acceptance lengths and parity carry over to a GPU, latencies do not."
+            "Measured on a CPU. Verifying a block of K + 1 tokens costs a CPU about K + 1 single steps, so "
+            "speculation is slower here than none; acceptance lengths and parity carry over to a GPU, latencies do not."
         )
     for task in tasks.values():
         if task.stage == "model" and (task.config.get("source") or {}).get("kind") == "wheel":
             found.append(
-                "The teacher is a dequantised Q4_1 file, already on a 4-bit grid of its own; the gap between plain rounding "
-                "and QAD is therefore not the paper's."
+                "The teacher is a dequantised Q4_1 file, already on a 4-bit grid of its own; the gap between plain "
+                "rounding and QAD is therefore not the paper's."
             )
     return found
 
@@ -75,11 +85,18 @@ def training(tasks: Tasks) -> list[dict[str, Any]]:
     rows = []
     for task in tasks.values():
         if task.stage == "qad":
-            rows.append({"what": f"{task.name}: held-out KL to the teacher", "value": f"{_number(task.get('kl_before'))} → {_number(task.get('kl_after'))}"})
+            rows.append(
+                {
+                    "what": f"{task.name}: held-out KL to the teacher",
+                    "value": f"{_number(task.get('kl_before'))} → {_number(task.get('kl_after'))}",
+                }
+            )
             rows.append({"what": f"{task.name}: share of codes changed", "value": _number(task.get("codes_changed"))})
         if task.stage == "drafter":
             for kind, value in (task.get("accept_length") or {}).items():
-                rows.append({"what": f"{task.name}: held-out accept-length, {kind}", "value": _interval(value, "value")})
+                rows.append(
+                    {"what": f"{task.name}: held-out accept-length, {kind}", "value": _interval(value, "value")}
+                )
     return rows
 
 
@@ -94,7 +111,7 @@ def figures(tasks: Tasks) -> list[str]:
             drawn.append(_curve(task, f"{task.name}: loss", "cross entropy (nats)", ["loss"]))
             drawn.append(_curve(task, f"{task.name}: held-out accept-length", "tokens", ["accept_length"]))
     measured = _measures(tasks)
-    per_position = {
+    per_position: plots.Series = {
         name: (list(range(1, len(values) + 1)), values)
         for task in measured.values()
         for name, values in (
@@ -115,7 +132,9 @@ def figures(tasks: Tasks) -> list[str]:
             ]
             for label, task in measured.items()
         }
-        drawn.append(plots.bars("Latency, batch 1", "ms", regimes, {k: v for k, v in groups.items() if len(v) == len(regimes)}))
+        drawn.append(
+            plots.bars("Latency, batch 1", "ms", regimes, {k: v for k, v in groups.items() if len(v) == len(regimes)})
+        )
     return [figure for figure in drawn if figure]
 
 
@@ -145,7 +164,7 @@ def _keys(measured: list[TaskRecord], metric: str) -> list[str]:
 
 
 def _curve(task: TaskRecord, title: str, unit: str, keys: list[str]) -> str:
-    series = {}
+    series: plots.Series = {}
     for key in keys:
         points = [(line["step"], line[key]) for line in task.curve if line.get(key) is not None]
         if points:

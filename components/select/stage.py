@@ -40,8 +40,8 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     from components.select.scores import score_all
 
     checkpoints = _checkpoints(inputs["qad"].path, inputs["qad"].uri)
-    folders = [inputs[port].path for port in ("teacher", "student", "sequences")]
-    scores = score_all(config.dtype, checkpoints, *folders, output, config.cache_teacher)
+    teacher, student, sequences = (inputs[port].path for port in ("teacher", "student", "sequences"))
+    scores = score_all(config.dtype, checkpoints, teacher, student, sequences, output, config.cache_teacher)
     chosen = min((one for one in scores if one["step"]), key=lambda one: (one["kl"], one["step"]))
     shutil.copyfile(checkpoints[chosen["step"]] / "latents.safetensors", output.path / "latents.safetensors")
     document = {"rule": "lowest kl", "chosen": chosen["step"], "scores": scores}

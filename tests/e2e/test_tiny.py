@@ -25,17 +25,21 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "QDFLASH_"))
-    } | {"QDFLASH_HOME": str(folder)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "QDFLASH_"))} | {
+        "QDFLASH_HOME": str(folder)
+    }
     yield environment
     subprocess.run([QDFLASH, "store", "down"], env=environment, check=True, timeout=60)
 
 
 def qdflash(environment, *words, check=True):
-    result = subprocess.run([QDFLASH, *words], env=environment, capture_output=True, text=True, timeout=1500, check=False)
+    result = subprocess.run(
+        [QDFLASH, *words], env=environment, capture_output=True, text=True, timeout=1500, check=False
+    )
     if check and result.returncode != 0:
-        raise AssertionError(f"qdflash {' '.join(words)} ended with {result.returncode}\n{result.stdout}\n{result.stderr}")
+        raise AssertionError(
+            f"qdflash {' '.join(words)} ended with {result.returncode}\n{result.stdout}\n{result.stderr}"
+        )
     return result
 
 
@@ -52,7 +56,9 @@ def log_of(environment, task):
 def kill_at_work(environment, task):
     """Run until ``task`` has shown k of n done, 0 < k < n; kill it with -9; return k, n and the log's length."""
     seen = len(log_of(environment, task))
-    run = subprocess.Popen([QDFLASH, "run", "tiny"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(
+        [QDFLASH, "run", "tiny"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 900
     try:
         while time.monotonic() < deadline:
@@ -123,7 +129,18 @@ def test_an_early_knob_reruns_everything_below(home):
     changed = plan(home, "--set", "prompts_a.count=20")
     assert all(
         changed[name]["state"] == "run"
-        for name in ("prompts_a", "regen_a", "qad", "pack", "drafter_1", "regen_b", "drafter_2", "gptq", "bundle", "gate")
+        for name in (
+            "prompts_a",
+            "regen_a",
+            "qad",
+            "pack",
+            "drafter_1",
+            "regen_b",
+            "drafter_2",
+            "gptq",
+            "bundle",
+            "gate",
+        )
     )
     assert changed["teacher"]["state"] == "cached"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from components.contract.errors import UserError
 from components.deploy.kserve import objects
 from components.deploy.stage import Config

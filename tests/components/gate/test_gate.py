@@ -3,12 +3,13 @@
 import json
 
 import pytest
+from pydantic import ValidationError
+
 from components.contract.cli import main
 from components.contract.digest import stage_digest
 from components.gate import stage
 from components.gate.rules import Rule, judge
 from components.store import Store, commit, read_manifest
-from pydantic import ValidationError
 
 EVIDENCE = {
     "pair": {"acceptance_length": {"low": 1.4, "bigram": {"high": 1.3}}, "parity": {"broken": 0}},

@@ -4,6 +4,7 @@ import html.parser
 import json
 
 import pytest
+
 from components.contract.context import Input
 from components.report.collect import collect
 from components.report.page import notes, render

