@@ -1,15 +1,17 @@
 """What the drafter sees of the target: hidden states of tapped layers, from a forward that stops at the last one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from components.contract.context import Output
 from components.contract.errors import UserError
 from components.drafter.data import Chat
 
 Features = Callable[[int], torch.Tensor]
+SHARD_TOKENS = 2048
 
 
 def target_layer_ids(layers: int, taps: int) -> list[int]:
@@ -65,21 +67,40 @@ class TargetFeatures:
         return torch.cat([caught[tap] for tap in self._taps], dim=-1)
 
 
-def cached(compute: TargetFeatures, chats: Sequence[Chat], path: Path) -> Features:
-    """Compute every conversation's features once into a memory-mapped bfloat16 file; return the look-up by index."""
+def cached(compute: TargetFeatures, chats: Sequence[Chat], path: Path, output: Output) -> Features:
+    """Compute every conversation's features once into a memory-mapped bfloat16 file; return the look-up by index.
+
+    Shards of conversations are stored in ``output.work`` as they are done, so that a killed run does not repeat them.
+    """
     starts = np.cumsum([0] + [len(chat.token_ids) for chat in chats])
     store: np.memmap | None = None
-    for index, chat in enumerate(chats):
-        features = compute(chat.token_ids).to(torch.bfloat16)
+    for first, last in _shards(starts):
+        name = f"features/{first}-{last}"
+        data = output.work.get(name)
+        if data is None:
+            shard = torch.cat([compute(chat.token_ids).to(torch.bfloat16) for chat in chats[first:last]])
+            data = shard.view(torch.int16).cpu().numpy().tobytes()
+            output.work.put(name, data)
+        rows = np.frombuffer(data, np.int16).reshape(int(starts[last] - starts[first]), -1)
         if store is None:
-            store = np.memmap(path, np.int16, "w+", shape=(int(starts[-1]), features.shape[1]))
-        store[starts[index] : starts[index + 1]] = features.view(torch.int16).cpu().numpy()
+            store = np.memmap(path, np.int16, "w+", shape=(int(starts[-1]), rows.shape[1]))
+        store[starts[first] : starts[last]] = rows
+        output.log.progress(last, len(chats), what="features")
 
     def look_up(index: int) -> torch.Tensor:
         assert store is not None
         return torch.from_numpy(np.array(store[starts[index] : starts[index + 1]])).view(torch.bfloat16)
 
     return look_up
+
+
+def _shards(starts: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield ranges of conversations that hold at least ``SHARD_TOKENS`` tokens, but for the last one."""
+    first = 0
+    for last in range(1, len(starts)):
+        if starts[last] - starts[first] >= SHARD_TOKENS or last == len(starts) - 1:
+            yield first, last
+            first = last
 
 
 def online(compute: TargetFeatures, chats: Sequence[Chat]) -> Features:

@@ -102,7 +102,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     with output.timed("features"):
         compute = features.TargetFeatures(target, model.taps_of(drafter))
         if config.cache_features:
-            look_up = features.cached(compute, every, output.scratch / "features.bin")
+            look_up = features.cached(compute, every, output.scratch / "features.bin", output)
         else:
             look_up = features.online(compute, every)
 
@@ -134,11 +134,11 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     )
     trainer = Trainer(drafter, chats.train, look_up, schedule, neural)
     if trainer.resume(output.work, output.scratch):
-        output.log.progress(trainer.state.step, trainer.total)
+        output.log.progress(trainer.state.step, trainer.total, what="steps")
 
     def save() -> None:
         trainer.save(output.work, output.scratch)
-        output.log.progress(trainer.state.step, trainer.total)
+        output.log.progress(trainer.state.step, trainer.total, what="steps")
 
     with output.timed("training"):
         state = trainer.run(

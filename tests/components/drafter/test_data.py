@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from components.checkpoint.load import load_tokenizer
+from components.contract.errors import UserError
+from components.drafter import data
+
+
+def row(name: str, prompt: int, answer: int) -> dict:
+    return {"id": name, "prompt_token_ids": [5] * prompt, "token_ids": [7] * answer}
+
+
+def test_split_cuts_long_chats_and_leaves_out_short_answers():
+    rows = [row(f"r{i}", 4, 6) for i in range(40)] + [row("long", 4, 90), row("one", 4, 1), row("prompt", 30, 9)]
+    split = data.split(rows, 20, 0.3)
+    every = {chat.id: chat for chat in [*split.train, *split.held_out]}
+    assert len(every) == 41
+    assert len(every["long"].token_ids) == 20
+    assert (split.too_short, split.cut) == (2, 2)
+    assert not {chat.id for chat in split.train} & {chat.id for chat in split.held_out}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "0 usable rows"),
+        ([row("a", 3, 5)], "held out"),
+        ([row(f"r{i}", 3, 1) for i in range(20)], "20 too short"),
+        ([{"id": "x", "conversations": []}], "row x has no token ids"),
+    ],
+)
+def test_chats_that_cannot_train_are_refused(rows, message):
+    with pytest.raises(UserError, match=message):
+        data.split(rows, 20, 0.3)
+
+
+def test_frequent_tokens_are_those_of_the_answers():
+    chats = [data.Chat("a", torch.tensor([9, 9, 9, 4, 4, 2, 6]), 3)]
+    assert data.frequent_tokens(chats, 2, 10).tolist() == [2, 4]
+    assert data.frequent_tokens(chats, 5, 10).tolist() == [0, 1, 2, 4, 6]
+
+
+def test_the_mask_token_cannot_occur(tiny_model):
+    tokenizer, chats = load_tokenizer(tiny_model), [data.Chat("a", torch.tensor([5, 6, 2]), 1)]
+    mask = tokenizer.convert_tokens_to_ids("<|mask|>")
+    vocabulary = len(tokenizer)
+    assert data.choose_mask_token(tokenizer, vocabulary, chats, None) == mask
+    assert data.choose_mask_token(tokenizer, vocabulary + 8, chats, None) == vocabulary
+    for taken in (6, tokenizer.eos_token_id, tokenizer.pad_token_id, vocabulary + 8):
+        with pytest.raises(UserError, match=f"mask_token {taken}"):
+            data.choose_mask_token(tokenizer, vocabulary + 8, chats, taken)
+    used = [data.Chat("b", torch.tensor([5, mask, 2]), 1)]
+    with pytest.raises(UserError, match="no reserved or unused id"):
+        data.choose_mask_token(tokenizer, vocabulary, used, None)
+    with pytest.raises(UserError, match="occurs in chat b"):
+        data.refuse_mask_token(mask, used)
