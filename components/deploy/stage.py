@@ -23,7 +23,9 @@ OUTPUTS = {"kserve.yaml": "ServiceAccount, ServingRuntime and InferenceService, 
 class Config(StageConfig):
     """Where the pair is served; the vLLM arguments come from the bundle."""
 
-    name: str = Field("qdflash", description="Name of the InferenceService", pattern=r"^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$")
+    name: str = Field(
+        "qdflash", description="Name of the InferenceService", pattern=r"^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$"
+    )
     namespace: str = Field("qdflash", description="Kubernetes namespace")
     profile: str = Field("a10g", description="Serving profile of the bundle")
     image: str = Field("qdflash-vllm", description="The vllm role's image, by digest on a cluster")

@@ -132,6 +132,7 @@ def _generate(
                 output.log.progress(done, total, tokens_per_second=rate, truncated=truncated, failed=len(failures))
         if finished:
             done += _commit(output, number, finished)
+    engine.close()
     rate = tokens / (time.monotonic() - started)
     output.log.progress(done, total, tokens_per_second=rate, truncated=truncated, failed=len(failures))
     return round(rate, 2)

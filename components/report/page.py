@@ -166,10 +166,15 @@ def _keys(measured: list[TaskRecord], metric: str) -> list[str]:
 def _curve(task: TaskRecord, title: str, unit: str, keys: list[str]) -> str:
     series: plots.Series = {}
     for key in keys:
-        points = [(line["step"], line[key]) for line in task.curve if line.get(key) is not None]
+        points = [(line["step"], _value(line[key])) for line in task.curve if line.get(key) is not None]
         if points:
             series[key] = ([step for step, _ in points], [value for _, value in points])
     return plots.lines(title, "step", unit, series) if series else ""
+
+
+def _value(entry: Any) -> float:
+    """Return a plain number, or the ``value`` of an interval."""
+    return float(entry["value"] if isinstance(entry, dict) else entry)
 
 
 def _number(value: Any) -> str:

@@ -43,6 +43,14 @@ def tasks(tmp_path, monkeypatch):
             inputs={"teacher": [model.uri]},
             curve=[{"step": 0, "kl": 0.5, "loss": 0.6}, {"step": 5, "kl": 0.25, "loss": 0.3}],
         ),
+        "drafter_1": put(
+            store,
+            tmp_path,
+            "drafter",
+            "6",
+            {"accept_length": {"bigram": {"value": 1.3, "low": 1.2, "high": 1.4}}},
+            curve=[{"step": 0, "accept_length": {"value": 1.0}}, {"step": 1, "loss": 3.0}],
+        ),
         "measure_baseline": put(
             store, tmp_path, "measure", "3", {"latency": latency, "machine": machine}, samples=[sample]
         ),
@@ -100,9 +108,9 @@ def test_the_page_carries_every_figure_and_needs_nothing_else(tasks):
         "http://creativecommons.org", ""
     )
     assert {target.removeprefix("#") for target in page.targets} <= page.ids
-    assert page.svgs == 4
+    assert page.svgs == 6
     assert {"verdict", "comparison", "notes", "figures", "training", "samples", "lineage"} == set(sections)
-    for figure in ("1.4 [1.2, 1.6], n = 24", "0.5 → 0.25", "7 of 8 equal", "100 [90, 110], n = 5", "(no power)"):
+    for figure in ("1.4 [1.2, 1.6], n = 24", "0.5 → 0.25", "7 of 8 equal", "100 [90, 110], n = 5", "(no power)", "1.3 [1.2, 1.4]"):
         assert figure in text
     assert "Gate not met: acceptance" in text
 
