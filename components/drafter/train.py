@@ -165,9 +165,9 @@ class Trainer:
         total = 0.0
         for index in batch:
             chat = self.chats[index]
-            inputs = (part.to(device) for part in (self.features(index), chat.token_ids, anchors[index]))
+            states, ids, places = (part.to(device) for part in (self.features(index), chat.token_ids, anchors[index]))
             with torch.autocast(device.type, plan.dtype, enabled=plan.dtype != torch.float32):
-                loss = weighted_loss(self.drafter, *inputs, plan.gamma)
+                loss = weighted_loss(self.drafter, states, ids, places, plan.gamma)
             (loss / denominator).backward()
             total += float(loss.detach()) / denominator
             self.state.tokens += len(chat.token_ids)

@@ -69,7 +69,7 @@ def notes(tasks: Tasks) -> list[str]:
     if any((task.get("machine") or {}).get("device") == "cpu" for task in _measures(tasks).values()):
         found.append(
             "Measured on a CPU. Verifying a block of K + 1 tokens costs a CPU about K + 1 single steps, so "
-            "speculation is slower here than none; acceptance lengths and parity carry over to a GPU, latencies do not."
+            "speculation is slower here than none. Acceptance lengths and parity carry over to a GPU, latencies not."
         )
     for task in tasks.values():
         if task.stage == "model" and (task.config.get("source") or {}).get("kind") == "wheel":

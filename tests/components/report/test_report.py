@@ -110,7 +110,14 @@ def test_the_page_carries_every_figure_and_needs_nothing_else(tasks):
     assert {target.removeprefix("#") for target in page.targets} <= page.ids
     assert page.svgs == 6
     assert {"verdict", "comparison", "notes", "figures", "training", "samples", "lineage"} == set(sections)
-    for figure in ("1.4 [1.2, 1.6], n = 24", "0.5 → 0.25", "7 of 8 equal", "100 [90, 110], n = 5", "(no power)", "1.3 [1.2, 1.4]"):
+    for figure in (
+        "1.4 [1.2, 1.6], n = 24",
+        "0.5 → 0.25",
+        "7 of 8 equal",
+        "100 [90, 110], n = 5",
+        "(no power)",
+        "1.3 [1.2, 1.4]",
+    ):
         assert figure in text
     assert "Gate not met: acceptance" in text
 
