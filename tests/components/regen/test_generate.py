@@ -90,7 +90,9 @@ def test_killed_run_continues_without_redoing_committed_rows(
         ended = row["token_ids"][-1] == tokenizer.eos_token_id
         assert row["finish_reason"] == ("stop" if ended else "length")
         assert ended or len(row["token_ids"]) == CONFIG.max_tokens
-        assert row["text"] == tokenizer.decode(row["token_ids"], skip_special_tokens=True)
+        # An answer cut inside a character: vLLM holds the bytes back, the tokenizer marks them as unreadable.
+        whole = tokenizer.decode(row["token_ids"], skip_special_tokens=True)
+        assert row["text"].rstrip("\ufffd") == whole.rstrip("\ufffd")
 
     third = call.start()
     log = third.communicate(timeout=60)[1]
