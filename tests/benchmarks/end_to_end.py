@@ -1,0 +1,81 @@
+"""The demo from nothing, then once more from the cache: ``.venv/core/bin/python tests/benchmarks/end_to_end.py``.
+
+Takes a state folder of its own (``.qdflash/end-to-end``), which must not be there yet: the first run starts from an
+empty store and an empty cache. Writes ``docs/results/end-to-end.json`` and its page, whatever the gate says.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from study import row, write
+
+ROOT = Path(__file__).resolve().parents[2]
+HOME = ROOT / ".qdflash" / "end-to-end"
+QDFLASH = str(Path(sys.executable).with_name("qdflash"))
+LABELS = {"measure_baseline": "baseline", "measure_target": "target", "measure_pair": "pair"}
+
+
+def main() -> int:
+    """Run twice, read the metrics back, write the study; return the first run's exit code."""
+    if HOME.exists():
+        print(f"end_to_end: {HOME} is there already; remove it for a run from nothing", file=sys.stderr)
+        return 2
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "QDFLASH_"))}
+    environment["QDFLASH_HOME"] = str(HOME)
+    rows, codes = [], []
+    for variant in ("first", "second"):
+        started = time.monotonic()
+        codes.append(subprocess.run([QDFLASH, "run", "smol"], env=environment, check=False).returncode)
+        rows.append(row(variant, "seconds", round(time.monotonic() - started, 1), "s", note=f"exit {codes[-1]}"))
+    manifests = {}
+    plan = json.loads(_output(environment, "plan", "smol", "--json"))
+    for task in plan["tasks"]:
+        if task["state"] == "cached":
+            manifests[task["name"]] = json.loads(_output(environment, "artifacts", "show", task["digest"], "--json"))
+    rows += _rows({name: manifest["metrics"] for name, manifest in manifests.items()})
+    versions = {
+        name: found for one in manifests.values() for name, found in one["versions"].items() if name != "python"
+    }
+    write("end-to-end", ".venv/core/bin/python tests/benchmarks/end_to_end.py", versions, rows)
+    subprocess.run([QDFLASH, "store", "down"], env=environment, check=True)
+    return codes[0]
+
+
+def _rows(metrics: dict[str, dict]) -> list[dict]:
+    rows = []
+    if "qad" in metrics:
+        for name, unit in (("kl_before", "nats"), ("kl_after", "nats"), ("codes_changed", "share")):
+            rows.append(row("qad", name, metrics["qad"][name], unit))
+    for stage in ("drafter_1", "drafter_2"):
+        for kind, found in metrics.get(stage, {}).get("accept_length", {}).items():
+            note = "teacher-forced on held-out sampled rows"
+            rows.append(_interval(f"{stage}: {kind}", "accept_length", found, "tokens", found.get("anchors", 1), note))
+    for task, label in LABELS.items():
+        measured = metrics.get(task, {})
+        if found := measured.get("acceptance_length"):
+            rows.append(_interval(label, "acceptance_length", found, "tokens", found["n"]))
+            if bigram := found.get("bigram"):
+                rows.append(_interval("bigram", "acceptance_length", bigram, "tokens", bigram.get("n", found["n"])))
+        for regime, found in measured.get("latency", {}).items():
+            one = {"value": found["median_ms"], **found}
+            rows.append(_interval(label, "latency_ms", one, "ms", found["n"]) | {"regime": regime, "device": "cpu"})
+        for suite, found in measured.get("quality", {}).items():
+            one = {"value": found["score"], **found}
+            rows.append(_interval(f"{label}: {suite}", "score", one, "share", found["n"]))
+    return rows
+
+
+def _interval(variant: str, metric: str, found: dict, unit: str, n: int, note: str = "") -> dict:
+    return row(variant, metric, found["value"], unit, n, low=found["low"], high=found["high"], note=note)
+
+
+def _output(environment: dict[str, str], *words: str) -> str:
+    return subprocess.run([QDFLASH, *words], env=environment, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

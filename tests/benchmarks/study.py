@@ -1,0 +1,79 @@
+"""One study's results: ``docs/results/<study>.json``, and the page generated from it.
+
+``python tests/benchmarks/study.py`` writes every page again.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+
+
+def row(variant: str, metric: str, value: float | None, unit: str, n: int = 1, **more: Any) -> dict[str, Any]:
+    """Return one figure; ``low`` and ``high`` bound it at 95 %, null where one run has no interval."""
+    return {
+        "variant": variant,
+        "metric": metric,
+        "value": value,
+        "unit": unit,
+        "n": n,
+        "low": None,
+        "high": None,
+        **more,
+    }
+
+
+def machine() -> str:
+    """Return what the figures were measured on."""
+    model = next(
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    )
+    flags = Path("/proc/cpuinfo").read_text()
+    wide = next((name for name in ("amx_tile", "avx512f", "avx2") if name in flags), "no AVX2")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{len(os.sched_getaffinity(0))} cores of {model} ({wide}), {memory:.0f} GiB, no GPU"
+
+
+def write(study: str, command: str, versions: dict[str, str], rows: list[dict[str, Any]]) -> None:
+    """Write a study's JSON and its page."""
+    document = {
+        "study": study,
+        "machine": machine(),
+        "versions": {
+            "python": platform.python_version(),
+            "qdflash": importlib.metadata.version("qdflash"),
+            **versions,
+        },
+        "command": command,
+        "rows": rows,
+    }
+    (RESULTS / f"{study}.json").write_text(json.dumps(document, indent=1) + "\n")
+    (RESULTS / f"{study}.md").write_text(page(document))
+
+
+def page(document: dict[str, Any]) -> str:
+    """Return a study as Markdown."""
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    lines = [
+        f"# {document['study']}",
+        "",
+        f"`{document['command']}` on {document['machine']} ({versions}).",
+        "",
+        "| variant | metric | value | unit | n | 95 % interval | note |",
+        "|---|---|---:|---|---:|---|---|",
+    ]
+    for one in document["rows"]:
+        value = "not run" if one["value"] is None else f"{one['value']:.5g}"
+        interval = "" if one["low"] is None else f"{one['low']:.5g} – {one['high']:.5g}"
+        cells = (one["variant"], one["metric"], value, one["unit"], one["n"], interval, one.get("note", ""))
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    for file in sorted(RESULTS.glob("*.json")):
+        file.with_suffix(".md").write_text(page(json.loads(file.read_text())))
