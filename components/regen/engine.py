@@ -10,6 +10,7 @@ from typing import Any
 from components.chats.rows import Row
 from components.chats.template import Template, render
 from components.regen.answers import answered, row_seed
+from components.serving import lifetime
 from components.serving.arguments import environment
 from components.serving.profiles import Profile
 
@@ -28,6 +29,7 @@ class Engine:
     """A vLLM engine for one model folder; ``profile`` says dtype, lengths and how many rows run together."""
 
     def __init__(self, model: Path, profile: Profile) -> None:
+        os.environ[lifetime.VARIABLE] = "1"
         os.environ.update({key: value for key, value in environment(profile).items() if key not in os.environ})
         from vllm import LLM
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,12 @@ class Call:
         return commit(self.store, made_by, digest, source, manifest)[0].uri
 
 
+def descendants(pid: int) -> list[int]:
+    """Return every process below ``pid``."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*children, *(below for child in children for below in descendants(child))]
+
+
 def test_killed_run_continues_without_redoing_committed_rows(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,8 +74,14 @@ def test_killed_run_continues_without_redoing_committed_rows(
         done = re.search(r"progress done=(\d+)", line)
         if done and 0 < int(done.group(1)) < COUNT:
             break
+    engine = descendants(first.pid)
+    assert engine
     first.kill()
     first.wait()
+    deadline = time.monotonic() + 30
+    while any(Path("/proc", str(pid), "exe").exists() for pid in engine) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert [pid for pid in engine if Path("/proc", str(pid), "exe").exists()] == []
     kept = {name: call.work.get(name) for name in call.work.names("rows/")}
     assert 0 < len(kept) < COUNT / CONFIG.shard_rows
 
