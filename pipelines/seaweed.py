@@ -25,6 +25,7 @@ from components.store.process import start_time
 
 BUCKET = "qdflash"
 DEFAULT_STORE = f"s3://{BUCKET}/runs"
+PROBE = ".ready"
 READY_SECONDS = 60.0
 STOP_SECONDS = 20.0
 REGION = "us-east-1"
@@ -115,7 +116,11 @@ def _start(folder: Path, ports: dict[str, int]) -> int:
 
 
 def _ready(server: dict[str, Any], keys: dict[str, str]) -> bool:
-    """Wait until a signed request succeeds and the bucket exists; False when the process ends or time is up."""
+    """Wait until the bucket exists and what was stored before can be read; False when the process ends or time is up.
+
+    The S3 side answers before the volumes are known to it, so an object with content is read back: the one that an
+    earlier server left, then a new one.
+    """
     import botocore.config
     import botocore.session
     from botocore.exceptions import BotoCoreError, ClientError
@@ -133,7 +138,10 @@ def _ready(server: dict[str, Any], keys: dict[str, str]) -> bool:
         try:
             if BUCKET not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
                 client.create_bucket(Bucket=BUCKET)
-            client.put_object(Bucket=BUCKET, Key=".ready", Body=b"")
+            with contextlib.suppress(client.exceptions.NoSuchKey):
+                client.get_object(Bucket=BUCKET, Key=PROBE)["Body"].read()
+            client.put_object(Bucket=BUCKET, Key=PROBE, Body=b"ready")
+            client.get_object(Bucket=BUCKET, Key=PROBE)["Body"].read()
             return True
         except (BotoCoreError, ClientError):
             time.sleep(0.2)
