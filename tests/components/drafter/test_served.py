@@ -48,10 +48,7 @@ CONFIG = {
     "evaluation_anchors": 32,
 }
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not SERVER_PYTHON.exists(), reason=f"vLLM's environment is not installed: {SERVER_PYTHON}"),
-]
+pytestmark = pytest.mark.slow
 
 
 def phrases() -> list[list[int]]:
