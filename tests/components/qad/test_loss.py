@@ -59,7 +59,31 @@ def test_no_tokens():
     assert divergence(student[:0], student_head, teacher[:0], teacher_head) == (0.0, 0)
 
 
-def test_a_trainable_head_is_refused():
-    student, student_head, teacher, teacher_head = problem()
-    with pytest.raises(ValueError, match="frozen"):
-        forward_kl(student, student_head.requires_grad_(), teacher, teacher_head)
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 1e-2)]
+)
+def test_gradient_by_a_head_that_trains(monkeypatch, temperature, dtype, tolerance):
+    monkeypatch.setattr(module, "LOGITS_AT_A_TIME", 211 * 10)
+    student, student_head, teacher, teacher_head = (tensor.to(dtype) for tensor in problem())
+    inputs = [tensor.double().requires_grad_() for tensor in (student, student_head)]
+    p = torch.softmax(teacher.double() @ teacher_head.double().T / temperature, -1)
+    q = torch.log_softmax(inputs[0] @ inputs[1].T / temperature, -1)
+    expected = torch.autograd.grad((p * (p.log() - q)).sum() / 7, inputs)
+    student.requires_grad_(), student_head.requires_grad_()
+    (forward_kl(student, student_head, teacher, teacher_head, temperature) / 7).backward()
+    for found, wanted in zip((student.grad, student_head.grad), expected, strict=True):
+        assert found.dtype == dtype
+        assert (found.double() - wanted).norm() / wanted.norm() < tolerance
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's matrix products are checked on a GPU")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)])
+def test_equals_the_dense_float64_reference_on_a_gpu(dtype, tolerance):
+    tensors = [tensor.cuda() for tensor in problem(tokens=700, vocabulary=5003, width=256, wider=320, dtype=dtype)]
+    expected, gradient, _ = dense(*tensors, 1.0)
+    tensors[0].requires_grad_()
+    total = forward_kl(*tensors)
+    (total / 700).backward()
+    assert abs(total.detach() / expected - 1) < min(tolerance, 1e-5)
+    assert (tensors[0].grad.double() - gradient).norm() / gradient.norm() < tolerance
