@@ -13,11 +13,30 @@ class Template(StageConfig):
     thinking: bool = Field(False, description="Value of the chat template's enable_thinking variable")
 
 
-def render(tokenizer: Any, conversation: list[dict[str, str]], template: Template) -> str:
-    """Return the prompt text that ends where the assistant's answer begins."""
+def render(tokenizer: Any, conversation: list[Any], template: Template) -> Any:
+    """Return the prompt text that ends where the assistant's answer begins; of many conversations, a list."""
     return tokenizer.apply_chat_template(
         conversation, tokenize=False, add_generation_prompt=True, enable_thinking=template.thinking
     )
+
+
+def render_answered(
+    tokenizer: Any, conversations: list[list[dict[str, str]]], template: Template
+) -> list[tuple[str, str]]:
+    """Return the prompt's text and the answer's of each conversation; all end on an assistant turn.
+
+    An answer ends with the end-of-text token where the template writes one; what follows that token belongs to no
+    answer. Raises :class:`ValueError` when a template does not render an answer as its prompt's continuation.
+    """
+    prompts = render(tokenizer, [turns[:-1] for turns in conversations], template)
+    wholes = tokenizer.apply_chat_template(conversations, tokenize=False, enable_thinking=template.thinking)
+    rendered = []
+    for turns, prompt, whole in zip(conversations, prompts, wholes, strict=True):
+        if turns[-1]["role"] != "assistant" or not whole.startswith(prompt):
+            raise ValueError(f"its last turn is not rendered as the prompt's answer (thinking: {template.thinking})")
+        text, end, _ = whole[len(prompt) :].rpartition(tokenizer.eos_token)
+        rendered.append((prompt, text + end if end else whole[len(prompt) :]))
+    return rendered
 
 
 def prompt_token_ids(tokenizer: Any, conversation: list[dict[str, str]], template: Template) -> list[int]:

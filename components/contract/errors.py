@@ -1,10 +1,16 @@
 """The failures a stage can end with, each with the exit code that retry policies read."""
 
+import re
+
 DONE = 0
 BUG = 1
 USER = 2
 GATE = 3
 TRANSIENT = 75
+
+_SHORTAGE = re.compile(
+    r"address already in use|out of memory|less than (desired|requested)|cannot allocate memory", re.IGNORECASE
+)
 
 
 class StageError(Exception):
@@ -37,3 +43,8 @@ def one_line(error: BaseException, limit: int = 600) -> str:
     if not isinstance(error, StageError):
         text = f"{type(error).__name__}: {text}"
     return text[:limit]
+
+
+def is_shortage(text: str) -> bool:
+    """Say whether an engine's message names a lack of memory or of a port: trying again may succeed."""
+    return _SHORTAGE.search(text) is not None

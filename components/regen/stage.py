@@ -2,23 +2,26 @@
 
 import itertools
 import json
-import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, Literal
 
 from pydantic import Field
 
-from components.chats.rows import Row, read_rows
+from components.chats.rows import Row, read_rows, write_rows
 from components.chats.template import Template
 from components.contract.context import Inputs, Output
 from components.contract.digest import StageConfig, runtime
 from components.contract.errors import UserError
 from components.contract.stage import Port
+from components.regen.shards import Writer, shards
 from components.regen.statistics import statistics
 from components.serving.profiles import CPU, Profile
 
 ROLE = "vllm"
 VERSION = 1
+FAILURES = "failures.json"
 INPUTS = {
     "prompts": Port("prompts artifact: rows {id, category, conversations}"),
     "model": Port("model folder that vLLM serves: BF16 or compressed-tensors W4A16"),
@@ -50,36 +53,43 @@ class Config(StageConfig):
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where vLLM runs; numerics differ")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="Activation dtype")
     max_model_len: int | None = Field(None, description="Longest prompt plus answer; none: the model's own", ge=16)
-    parallel: int = runtime(32, "Rows generated at the same time", ge=1)
-    shard_rows: int = runtime(16, "Rows committed together; at most these and those in flight are redone", ge=1)
+    replicas: int = runtime(1, "Engines, each in a process of its own and, on GPUs, on a GPU of its own", ge=1)
+    parallel: int = runtime(32, "Rows that each engine generates at the same time", ge=1)
+    shard_rows: int = runtime(
+        16, "Rows committed together, or fewer after 30 s; at most these and those in flight are redone", ge=1
+    )
     enforce_eager: bool = runtime(True, "Start faster, without compilation and CUDA graphs")
     gpu_memory_utilization: float = runtime(0.9, "Share of the GPU's memory to take", gt=0, le=1)
 
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
-    """Generate what is not committed yet, then write all rows as parts; returns the statistics as metrics."""
+    """Generate what is not committed yet, then write all rows as parts; returns the statistics as metrics.
+
+    Raises:
+        UserError: there are no prompts, an id occurs twice, or no answer is left to write.
+        StageError: more than ``max_failed_share`` of the rows failed three times.
+        TransientError: the same, but because engines died; the next run tries those rows again.
+    """
     prompts = _prompts(config, inputs)
-    work = output.work
-    committed = {row["id"] for row in _committed(output)}
-    failures: dict[str, str] = json.loads(work.get("failures.json") or b"{}")
+    committed = {row["id"] for rows in shards(output.work) for row in rows}
+    failures: dict[str, str] = json.loads(output.work.get(FAILURES) or b"{}")
     left = [row for row in prompts if row["id"] not in committed and row["id"] not in failures]
-    output.log.progress(len(committed), len(prompts))
+    output.log.progress(len(prompts) - len(left), len(prompts))
     rate = None
     if left:
-        rate = _generate(config, inputs, output, left, len(committed), len(prompts), failures)
-    share = len(failures) / len(prompts)
-    if share > config.max_failed_share:
-        row_id, error = next(iter(failures.items()))
-        raise UserError(
-            f"{len(failures)} of {len(prompts)} rows failed (max_failed_share {config.max_failed_share}); "
-            f"the first, {row_id}: {error}"
-        )
-    work.put("failures.json", json.dumps(failures).encode())
-    counted = statistics(_committed(output))
-    written = _write(config, output)
-    if not written:
+        rate = _generate(config, inputs, output, left, len(prompts), failures)
+        output.work.put(FAILURES, json.dumps(failures).encode())
+    counted = statistics(_write(config, output))
+    if not any(output.path.iterdir()):
         raise UserError("no answer is left to write; raise max_tokens or set truncated: keep")
-    document = {**counted, "written": written, "failed": len(failures), "tokens_per_second": rate}
+    document = {
+        **counted,
+        "written": counted["rows"] - (counted["finish_reasons"].get("length", 0) if config.truncated == "drop" else 0),
+        "failed": len(failures),
+        "failed_share": round(len(failures) / len(prompts), 4),
+        "resumed": len(committed),
+        "tokens_per_second": rate,
+    }
     (output.path / "statistics.json").write_text(json.dumps({**document, "failures": failures}, indent=1))
     return document
 
@@ -88,60 +98,32 @@ def _prompts(config: Config, inputs: Inputs) -> list[Row]:
     rows = list(itertools.islice(read_rows(inputs["prompts"].path), config.count))
     if not rows:
         raise UserError(f"input prompts ({inputs['prompts'].uri}): no rows; give a prompts artifact with some")
-    ids = [row["id"] for row in rows]
-    if len(set(ids)) != len(ids):
-        twice = next(row_id for position, row_id in enumerate(ids) if row_id in ids[:position])
-        raise UserError(f"input prompts ({inputs['prompts'].uri}): id {twice} occurs twice; ids must be unique")
+    row_id, times = Counter(row["id"] for row in rows).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"input prompts ({inputs['prompts'].uri}): id {row_id} occurs twice; ids must be unique")
     return rows
 
 
-def _committed(output: Output) -> Iterator[Row]:
-    for name in output.work.names("rows/"):
-        yield from map(json.loads, _lines(output, name))
-
-
-def _lines(output: Output, name: str) -> list[str]:
-    return (output.work.get(name) or b"").decode().split("\n")  # answers may hold other line separators
-
-
 def _generate(
-    config: Config, inputs: Inputs, output: Output, left: list[Row], done: int, total: int, failures: dict[str, str]
+    config: Config, inputs: Inputs, output: Output, left: list[Row], total: int, failures: dict[str, str]
 ) -> float:
-    from components.regen.engine import Engine, Failure
+    """Answer and commit the rows that are left, add to ``failures``; return generated tokens a second."""
+    from components.regen.engine import Asked
+    from components.regen.generate import Progress, generate
+    from components.regen.replicas import Replicas
 
-    with output.timed("start"):
-        engine = Engine(inputs["model"].path, _profile(config))
     sampling = {**config.sampling.model_dump(), "max_tokens": config.max_tokens, "seed": config.seed}
-    finished: list[Row] = []
-    tokens = truncated = 0
-    number = len(output.work.names("rows/"))
-    started = time.monotonic()
-    with output.timed("generate"):
-        for row in engine.generate(left, config.template, sampling, inputs["model"].digest):
-            if isinstance(row, Failure):
-                failures[row.row_id] = row.error
-                continue
-            finished.append(row)
-            tokens += len(row["token_ids"])
-            truncated += row["finish_reason"] == "length"
-            if len(finished) >= config.shard_rows:
-                done += _commit(output, number, finished)
-                number += 1
-                finished = []
-                rate = tokens / (time.monotonic() - started)
-                output.log.progress(done, total, tokens_per_second=rate, truncated=truncated, failed=len(failures))
-        if finished:
-            done += _commit(output, number, finished)
-    engine.close()
-    rate = tokens / (time.monotonic() - started)
-    output.log.progress(done, total, tokens_per_second=rate, truncated=truncated, failed=len(failures))
-    return round(rate, 2)
-
-
-def _commit(output: Output, number: int, rows: list[Row]) -> int:
-    lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
-    output.work.put(f"rows/{number:06d}", "\n".join(lines).encode())
-    return len(rows)
+    asked = Asked(config.template, sampling, inputs["model"].digest)
+    with ExitStack() as stack:
+        with output.timed("start"):
+            engines = Replicas(inputs["model"].path, _profile(config), asked, config.replicas, config.device)
+            stack.enter_context(engines)
+        with output.timed("generate"), Writer(output.work, config.shard_rows) as writer:
+            allowed = config.max_failed_share * total - len(failures)
+            progress = Progress(total - len(left), total, allowed)
+            generate(engines, left, progress, writer, output.log)
+        failures.update({fault.row_id: fault.error for fault in progress.faults})
+        return progress.tokens_per_second
 
 
 def _profile(config: Config) -> Profile:
@@ -156,14 +138,10 @@ def _profile(config: Config) -> Profile:
     )
 
 
-def _write(config: Config, output: Output) -> int:
-    """Write each committed shard as one part; truncated answers are left out when they are not kept."""
-    written = 0
-    for number, name in enumerate(output.work.names("rows/")):
-        lines = _lines(output, name)
-        if config.truncated == "drop":
-            lines = [line for line in lines if json.loads(line)["finish_reason"] != "length"]
-        if lines:
-            (output.path / f"part-{number:05d}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        written += len(lines)
-    return written
+def _write(config: Config, output: Output) -> Iterator[Row]:
+    """Write each committed shard as one part, without truncated answers when they are not kept; yield every row."""
+    for number, rows in enumerate(shards(output.work)):
+        kept = [row for row in rows if config.truncated == "keep" or row["finish_reason"] != "length"]
+        if kept:
+            write_rows(output.path / f"part-{number:05d}.jsonl", kept)
+        yield from rows

@@ -5,6 +5,7 @@ documents are joined with a separator and cut every ``sequence_length`` tokens; 
 """
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,31 +50,61 @@ def document(row: Row, separator: int, vocabulary: int, count: str) -> Document:
     return Document(row["id"], ids, mask)
 
 
-def shuffled(documents: list[Document], seed: int) -> list[Document]:
-    """Order documents by a hash of seed and row id, so that sharding and file order do not matter."""
-    return sorted(documents, key=lambda one: hashlib.sha256(f"{seed}:{one.row_id}".encode()).digest())
+class Documents:
+    """The documents of one split, kept in two flat files until all are known and their order with them.
+
+    Memory holds some 150 bytes for each, whatever its length.
+    """
+
+    def __init__(self, folder: Path, split: str, seed: int) -> None:
+        self._ids = (folder / f"{split}.ids").open("w+b")
+        self._masks = (folder / f"{split}.masks").open("w+b")
+        self._seed = seed
+        self._lengths: list[int] = []
+        self._row_ids: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def append(self, one: Document) -> None:
+        """Take one more document."""
+        one.ids.tofile(self._ids)
+        one.mask.tofile(self._masks)
+        self._lengths.append(len(one.ids))
+        self._row_ids.append(one.row_id)
+
+    def shuffled(self) -> Iterator[Document]:
+        """Yield them in the order of a hash of seed and row id, so that sharding and file order do not matter."""
+        starts = np.concatenate([[0], np.cumsum(self._lengths, dtype=OFFSET)])
+        keys = [hashlib.sha256(f"{self._seed}:{row_id}".encode()).digest() for row_id in self._row_ids]
+        for index in sorted(range(len(self)), key=keys.__getitem__):
+            self._ids.seek(int(starts[index]) * TOKEN.itemsize)
+            self._masks.seek(int(starts[index]))
+            length = self._lengths[index]
+            ids, mask = np.fromfile(self._ids, TOKEN, length), np.fromfile(self._masks, MASK, length)
+            yield Document(self._row_ids[index], ids, mask)
 
 
-def pack(documents: list[Document], folder: Path, split: str, length: int, padding: int) -> dict[str, int]:
-    """Write ``<split>.bin``, ``.mask.bin`` and ``.starts.bin``; return the split's sizes.
+def pack(documents: Iterable[Document], folder: Path, split: str, length: int, padding: int) -> dict[str, int]:
+    """Write ``<split>.bin``, ``.mask.bin`` and ``.starts.bin``, document after document; return the split's sizes.
 
     A chunk's first token has no context in its chunk, so its mask is 0.
 
     Returns:
         ``chunks``, ``documents``, ``tokens`` (without padding) and ``counted`` (targets).
     """
-    lengths = np.array([len(one.ids) for one in documents], dtype=OFFSET)
-    starts, tokens = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(OFFSET), int(lengths.sum())
-    chunks = -(-tokens // length)
-    ids = np.memmap(folder / f"{split}.bin", TOKEN, "w+", shape=(chunks * length,))
-    mask = np.memmap(folder / f"{split}.mask.bin", MASK, "w+", shape=(chunks * length,))
-    for start, one in zip(starts, documents, strict=True):
-        ids[start : start + len(one.ids)] = one.ids
-        mask[start : start + len(one.ids)] = one.mask
-    ids[tokens:] = padding
-    mask[::length] = 0
-    counted = int(mask.sum())
-    ids.flush()
-    mask.flush()
-    starts.tofile(folder / f"{split}.starts.bin")
-    return {"chunks": chunks, "documents": len(documents), "tokens": tokens, "counted": counted}
+    starts, tokens, counted = [], 0, 0
+    with (folder / f"{split}.bin").open("wb") as ids, (folder / f"{split}.mask.bin").open("wb") as masks:
+        for one in documents:
+            mask = one.mask.copy()
+            mask[-tokens % length :: length] = 0
+            one.ids.tofile(ids)
+            mask.tofile(masks)
+            starts.append(tokens)
+            tokens += len(one.ids)
+            counted += int(mask.sum())
+        chunks = -(-tokens // length)
+        np.full(chunks * length - tokens, padding, TOKEN).tofile(ids)
+        np.zeros(chunks * length - tokens, MASK).tofile(masks)
+    np.array(starts, OFFSET).tofile(folder / f"{split}.starts.bin")
+    return {"chunks": chunks, "documents": len(starts), "tokens": tokens, "counted": counted}

@@ -1,7 +1,6 @@
 """Chats to memory-mapped token sequences with loss masks."""
 
 import json
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -39,32 +38,42 @@ class Config(StageConfig):
         description="Which tokens are loss targets: all of a row, or its answer alone; the first token of a document, "
         "added separators and padding never are",
     )
-    boundaries: Literal["leak"] = Field(
+    boundaries: Literal["leak", "reset"] = Field(
         "leak",
-        description="leak: documents of one sequence attend to the ones before them, and sequences cut documents, "
-        "as in the published recipe",
+        description="leak: documents of one sequence attend to the ones before them, as in the published recipe; "
+        "reset: attention ends at the document's start, refused for models with recurrent layers. Sequences cut "
+        "documents either way",
     )
     seed: int = Field(42, description="Seed of the order of rows")
 
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
-    """Split, order, join and cut the rows; write both splits and ``index.json``."""
+    """Split, order, join and cut the rows; write both splits and ``index.json``.
+
+    Raises:
+        UserError: the tokenizer has no eos token, a split would be empty, no token counts, a row is damaged, or
+            ``boundaries: reset`` is asked of a model that cannot.
+    """
+    from components.checkpoint.config import read_config
     from components.checkpoint.load import load_tokenizer
-    from components.sequences.packing import Document, document, pack, shuffled
+    from components.sequences.packing import Documents, document, pack
 
     model = inputs["model"].path
+    shape = read_config(model)
+    shape = {**shape, **shape.get("text_config", {})}
+    if config.boundaries == "reset" and (layer := recurrent_layer(shape)):
+        raise UserError(f"boundaries: {model} has {layer} layers, whose state no kernel here resets; use leak")
     separator = load_tokenizer(model).eos_token_id
     if separator is None:
         raise UserError(f"{model}: its tokenizer has no eos token, which separates the documents")
-    vocabulary = _vocabulary_size(model)
-    splits: dict[str, list[Document]] = {"train": [], "val": []}
+    splits = {split: Documents(output.scratch, split, config.seed) for split in ("train", "val")}
     dropped = 0
     for row in read_rows(inputs["chats"].path):
         if row.get("finish_reason") == "length" and config.truncated == "drop":
             dropped += 1
             continue
         split = "val" if is_held_out(row["id"], config.held_out) else "train"
-        splits[split].append(document(row, separator, vocabulary, config.count))
+        splits[split].append(document(row, separator, shape["vocab_size"], config.count))
     sizes = {}
     for split, documents in splits.items():
         if not documents:
@@ -72,12 +81,12 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
                 f"{inputs['chats'].uri}: the {split} split has no rows ({dropped} unfinished answers dropped); "
                 "more chats, another held_out share or truncated: keep are needed"
             )
-        sizes[split] = pack(shuffled(documents, config.seed), output.path, split, config.sequence_length, separator)
+        sizes[split] = pack(documents.shuffled(), output.path, split, config.sequence_length, separator)
         if not sizes[split]["counted"]:
             raise UserError(f"{inputs['chats'].uri}: no token of the {split} split counts; the rows hold no answers")
     index = {
         "sequence_length": config.sequence_length,
-        "vocabulary_size": vocabulary,
+        "vocabulary_size": shape["vocab_size"],
         "separator": separator,
         "padding": separator,
         "count": config.count,
@@ -91,8 +100,9 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     }
 
 
-def _vocabulary_size(model: Path) -> int:
-    from components.checkpoint.config import read_config
-
-    config = read_config(model)
-    return int(config.get("text_config", config)["vocab_size"])
+def recurrent_layer(config: dict[str, Any]) -> str | None:
+    """Return what kind of layer of a text config carries state from token to token, or None: all is attention."""
+    attention = {"full_attention", "sliding_attention", "chunked_attention"}
+    kinds = sorted(set(config.get("layer_types") or attention) - attention)
+    kinds += [key for key in config if key.startswith(("mamba_", "ssm_", "linear_conv_"))]
+    return kinds[0] if kinds else None

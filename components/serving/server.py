@@ -14,7 +14,7 @@ from types import TracebackType
 
 import httpx
 
-from components.contract.errors import StageError, TransientError
+from components.contract.errors import StageError, TransientError, is_shortage
 from components.serving.arguments import arguments, environment
 from components.serving.client import Client
 from components.serving.profiles import CPU, Profile
@@ -23,9 +23,6 @@ START_TIMEOUT_SECONDS = 900.0
 STOP_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
-_TRANSIENT_CAUSES = re.compile(
-    r"address already in use|out of memory|less than (desired|requested)|cannot allocate memory", re.IGNORECASE
-)
 _CAUSE = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
 _AFTERMATH = ("Engine core initialization failed", "died unexpectedly", "WorkerProc initialization failed")
 
@@ -117,7 +114,7 @@ class Server:
 
     def _failure(self, what: str) -> StageError:
         cause = cause_of(self.log_path.read_text(errors="replace"))
-        kind = TransientError if _TRANSIENT_CAUSES.search(cause) else StageError
+        kind = TransientError if is_shortage(cause) else StageError
         return kind(f"vLLM server {what}: {cause} (log: {self.log_path})")
 
 

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from components.contract.errors import UserError
 from components.contract.log import Log
 from components.regen import stage
 from components.regen.answers import row_seed, split_reasoning
+from components.regen.shards import Writer
 from components.regen.statistics import statistics
 from components.store.artifact import commit
 from components.store.backend import Store
@@ -88,6 +90,11 @@ class Bench:
         out.mkdir()
         self.output = Output(out, tmp_path, Work(store, "_work/regen/x"), Log("regen"))
 
+    def commit(self, *rows: dict) -> None:
+        with Writer(self.output.work, 16) as writer:
+            for one in rows:
+                writer.add(one)
+
     def run(self, **config: object) -> dict:
         return stage.run(stage.Config.model_validate(config), self.inputs, self.output)
 
@@ -99,17 +106,39 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_fully_resumed_stage_loads_no_model(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ["a", "b", "c"])
-    stage._commit(bench.output, 0, [row("b"), row("a", "length")])
-    stage._commit(bench.output, 1, [row("c")])
+    bench.commit(row("b"), row("a", "length"))
+    bench.commit(row("c"))
     metrics = bench.run()
     assert [one["id"] for one in read_rows(bench.output.path)] == ["b", "a", "c"]
     assert (metrics["rows"], metrics["written"], metrics["failed"], metrics["tokens_per_second"]) == (3, 3, 0, None)
+    assert (metrics["resumed"], metrics["failed_share"]) == (3, 0)
+    assert not {"vllm", "torch"} & set(sys.modules)
     assert next(read_rows(bench.output.path))["text"] == "a\u2028b"
+
+
+def test_rows_that_a_process_without_its_lease_wrote_as_well_count_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ["a", "b", "c"])
+    with Writer(bench.output.work, 16) as late:
+        bench.commit(row("a"), row("b"))
+        late.add(row("b", "length"))
+        late.add(row("c"))
+    assert len(bench.output.work.names("rows/")) == 2
+    assert bench.run()["rows"] == 3
+    assert sorted(one["id"] for one in read_rows(bench.output.path)) == ["a", "b", "c"]
+
+
+def test_recorded_failures_are_not_tried_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ["a", "b"])
+    bench.commit(row("a"))
+    bench.output.work.put(stage.FAILURES, b'{"b": "prompt too long"}')
+    metrics = bench.run(max_failed_share=0.5)
+    assert (metrics["rows"], metrics["failed"], metrics["failed_share"]) == (1, 1, 0.5)
+    assert json.loads((bench.output.path / "statistics.json").read_text())["failures"] == {"b": "prompt too long"}
 
 
 def test_truncated_answers_are_counted_and_dropped_when_asked(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ["a", "b"])
-    stage._commit(bench.output, 0, [row("b"), row("a", "length")])
+    bench.commit(row("b"), row("a", "length"))
     metrics = bench.run(truncated="drop")
     assert [one["id"] for one in read_rows(bench.output.path)] == ["b"]
     assert (metrics["rows"], metrics["written"], metrics["truncated_share"]) == (2, 1, 0.5)

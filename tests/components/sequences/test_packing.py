@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import numpy as np
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.contract.errors import UserError
-from components.sequences.packing import document, pack, shuffled
+from components.sequences.packing import Documents, document, pack
 from components.sequences.reader import read_split
 
 EOS = 9
@@ -55,11 +56,37 @@ def test_chunks_hold_the_documents_in_order(tmp_path_factory, shapes, length):
     assert size["counted"] == int(split.mask.sum())
 
 
-def test_order_depends_on_ids_and_seed_alone():
-    documents = [document(row([1], [2], row_id=str(i)), EOS, 10, "all") for i in range(20)]
-    ids = [one.row_id for one in shuffled(documents, 1)]
-    assert ids == [one.row_id for one in shuffled(documents[::-1], 1)]
-    assert ids != [one.row_id for one in shuffled(documents, 2)]
+def order(folder, documents, seed):
+    kept = Documents(folder, f"order-{seed}", seed)
+    for one in documents:
+        kept.append(one)
+    return list(kept.shuffled())
+
+
+def test_order_depends_on_ids_and_seed_alone(tmp_path):
+    documents = [document(row([1] * (1 + i % 3), [2] * i, row_id=str(i)), EOS, 10, "answer") for i in range(20)]
+    ids = [one.row_id for one in order(tmp_path, documents, 1)]
+    assert ids == [one.row_id for one in order(tmp_path, documents[::-1], 1)]
+    assert ids != [one.row_id for one in order(tmp_path, documents, 2)]
+    assert ids == sorted(map(str, range(20)), key=lambda name: hashlib.sha256(f"1:{name}".encode()).hexdigest())
+    for one in order(tmp_path, documents, 1):
+        assert np.array_equal(one.ids, documents[int(one.row_id)].ids)
+        assert np.array_equal(one.mask, documents[int(one.row_id)].mask)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(2, 9))
+def test_positions_count_from_the_document_or_the_sequence(tmp_path_factory, lengths, length):
+    folder = tmp_path_factory.mktemp("packed")
+    documents = [document(row([1], [2] * (n - 1), "length"), EOS, 10, "all") for n in lengths]
+    size = pack(documents, folder, "train", length, EOS)
+    index = {"sequence_length": length, "boundaries": "reset", "splits": {"train": size}}
+    (folder / "index.json").write_text(json.dumps(index))
+    split = read_split(folder, "train")
+    inside = [position for n in lengths for position in range(n)]
+    inside += range(inside[-1] + 1, inside[-1] + 1 + split.ids.size - len(inside))
+    for chunk in range(len(split)):
+        expected = [min(at, inside[chunk * length + at]) for at in range(length)]
+        assert split.positions(chunk).tolist() == expected
 
 
 def test_a_short_file_is_refused(tmp_path):
