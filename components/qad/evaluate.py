@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from components.qad.hidden import TeacherStates, hidden_states, ids_of, targets_of
+from components.qad.hidden import TeacherStates, states_of
 from components.qad.loss import divergence
+from components.qad.student import Student
 from components.sequences.reader import Split
 
 
@@ -23,7 +23,7 @@ class Distance:
 
 @torch.no_grad()
 def distance(
-    student: PreTrainedModel,
+    student: Student,
     student_head: Tensor,
     teacher: TeacherStates,
     teacher_head: Tensor,
@@ -32,8 +32,9 @@ def distance(
 ) -> Distance:
     """Compare both models on the counted tokens of the given sequences, one sequence at a time."""
     total, agreed, tokens = 0.0, 0, 0
-    for index in indices:
-        states = hidden_states(student, ids_of(split, index))[0, :-1][targets_of(split, index)]
-        kl, same = divergence(states, student_head, teacher(index), teacher_head)
-        total, agreed, tokens = total + kl, agreed + same, tokens + len(states)
+    with student.frozen():
+        for index in indices:
+            states = states_of(student.model, split, [index])
+            kl, same = divergence(states, student_head, teacher(index), teacher_head)
+            total, agreed, tokens = total + kl, agreed + same, tokens + len(states)
     return Distance(total / max(tokens, 1), agreed / max(tokens, 1), tokens)

@@ -17,6 +17,10 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, masters: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.dtype = masters.dtype
+        if masters.is_cuda:
+            from components.qad import fused
+
+            return fused.fake_quantize(masters, scales, dtype)
         return fake_quantize(masters.to(dtype), scales)
 
     @staticmethod
@@ -39,13 +43,26 @@ class QuantizedLinear(nn.Module):
         self.weight = nn.Parameter(dequantize(quantized.codes, quantized.scales, torch.float32))
         self.register_buffer("weight_scale", quantized.scales)
         self.bias = bias
+        self._frozen: Tensor | None = None
 
     @property
     def latents(self) -> Tensor:
         """What the forward quantises: [out, in] in the compute type, detached."""
         return self.weight.detach().to(self.dtype)
 
+    def quantized(self) -> Tensor:
+        """Return what the forward computes with: [out, in] in the compute type, differentiable by the master."""
+        if self._frozen is not None:
+            return self._frozen
+        weight: Tensor = _StraightThrough.apply(self.weight, self.weight_scale, self.dtype)
+        return weight
+
+    def freeze(self, frozen: bool) -> None:
+        """Quantise now for every forward to come, or again in each; a frozen layer does not train."""
+        self._frozen = None
+        if frozen:
+            self._frozen = self.quantized().detach()
+
     def forward(self, hidden: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""
-        weight: Tensor = _StraightThrough.apply(self.weight, self.weight_scale, self.dtype)
-        return F.linear(hidden, weight, self.bias)
+        return F.linear(hidden, self.quantized(), self.bias)

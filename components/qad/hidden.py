@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -10,10 +11,27 @@ from components.contract.errors import UserError
 from components.sequences.reader import Split
 
 
-def hidden_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Return the states that the output head is applied to: [sequences, length, hidden] for ids of the same shape."""
-    states: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Return the states that the output head is applied to, [sequences, length, hidden].
+
+    Args:
+        model: on any device.
+        ids: [sequences, length], on any device.
+        positions: of the same shape: from 0 at each document's start, where documents do not attend to each other.
+    """
+    where = None if positions is None else positions.to(model.device)
+    ids = ids.to(model.device)
+    states: Tensor = model.base_model(input_ids=ids, position_ids=where, use_cache=False).last_hidden_state
     return states
+
+
+def states_of(model: PreTrainedModel, split: Split, indices: list[int]) -> Tensor:
+    """Return the states that predict the counted tokens of some sequences: [counted tokens, hidden]."""
+    ids = torch.from_numpy(split.ids[indices].astype("int64"))
+    targets = torch.from_numpy(split.mask[indices, 1:].astype(bool))
+    places = [split.positions(index) for index in indices]
+    positions = None if places[0] is None else torch.from_numpy(np.stack(places))
+    return hidden_states(model, ids, positions)[:, :-1][targets]
 
 
 def head(model: PreTrainedModel) -> Tensor:
@@ -35,22 +53,12 @@ def head(model: PreTrainedModel) -> Tensor:
     return weight
 
 
-def ids_of(split: Split, index: int) -> Tensor:
-    """Return one sequence's ids, int64 [1, length]."""
-    return torch.from_numpy(split.ids[index].astype("int64")).unsqueeze(0)
-
-
-def targets_of(split: Split, index: int) -> Tensor:
-    """Return a bool mask [length − 1]: position t is True where the prediction of token t + 1 counts."""
-    return torch.from_numpy(split.mask[index, 1:].astype(bool))
-
-
 class TeacherStates:
     """The teacher's states at the counted positions of each sequence of a split.
 
     One sequence passes the teacher at a time, so that the values do not depend on how batches are composed. With a
     ``cache`` folder each sequence passes only once; the file there holds [sequences, length − 1, hidden] in the
-    teacher's type and goes with the process.
+    teacher's type on disk and goes with the process.
     """
 
     def __init__(self, teacher: PreTrainedModel, split: Split, cache: Path | None = None) -> None:
@@ -65,13 +73,10 @@ class TeacherStates:
     @torch.no_grad()
     def __call__(self, index: int) -> Tensor:
         """Return the states [counted tokens, hidden] of one sequence."""
-        targets = targets_of(self._split, index)
         if self._stored is None:
-            return self._compute(index)[targets]
+            return states_of(self._teacher, self._split, [index])
+        targets = torch.from_numpy(self._split.mask[index, 1:].astype(bool))
         if index not in self._seen:
-            self._stored[index] = self._compute(index)
+            self._stored[index, targets] = states_of(self._teacher, self._split, [index]).cpu()
             self._seen.add(index)
-        return self._stored[index][targets]
-
-    def _compute(self, index: int) -> Tensor:
-        return hidden_states(self._teacher, ids_of(self._split, index))[0, :-1]
+        return self._stored[index, targets]

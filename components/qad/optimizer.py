@@ -3,15 +3,27 @@
 import math
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 
-def adamw(masters: Iterable[torch.nn.Parameter]) -> torch.optim.AdamW:
-    """Return the published recipe's optimizer: betas 0.9 and 0.95, eps 1e-8, no weight decay."""
-    return torch.optim.AdamW(masters, lr=0.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True)
+def adamw(masters: Iterable[torch.nn.Parameter], bits: int = 32) -> torch.optim.Optimizer:
+    """Return the published recipe's optimizer: betas 0.9 and 0.95, eps 1e-8, no weight decay.
+
+    Args:
+        masters: what it moves.
+        bits: of the moments: 32, or 8 in blocks of 256 (bitsandbytes), on a GPU alone.
+    """
+    settings: dict[str, Any] = {"lr": 0.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+    if bits == 32:
+        return torch.optim.AdamW(masters, fused=True, **settings)
+    from bitsandbytes.optim import AdamW8bit
+
+    optimizer: torch.optim.Optimizer = AdamW8bit(masters, **settings)
+    return optimizer
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup_ratio: float) -> float:

@@ -1,5 +1,7 @@
 """The student: the INT4 checkpoint's model with its quantised linears made trainable on their own grid."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -7,11 +9,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from components.checkpoint.config import read_config
-from components.checkpoint.grid import read_grid
+from components.checkpoint.grid import Quantized, iterate_grid
 from components.checkpoint.load import load_model
 from components.checkpoint.quantize import integer_codes
+from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
 from components.qad.grid import QuantizedLinear
 
@@ -23,27 +27,59 @@ class Student:
 
     Everything but the layers' latents is the INT4 checkpoint's and frozen. MTP modules, which transformers does not
     load, take no part.
-
-    Raises:
-        UserError: the checkpoint's grid and the model disagree, naming the module.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
-        self.model: PreTrainedModel = load_model(folder, dtype).requires_grad_(False)
+    def __init__(self, model: PreTrainedModel, grid: Iterable[tuple[str, Quantized]], dtype: torch.dtype) -> None:
+        """Replace the linears of ``model`` that ``grid`` names, on the device where they are.
+
+        Raises:
+            UserError: grid and model disagree, naming the module.
+        """
+        self.model = model.requires_grad_(False)
         self.layers: dict[str, QuantizedLinear] = {}
         self.start: dict[str, Tensor] = {}
-        modules = dict(self.model.named_modules())
-        for name, quantized in read_grid(folder).items():
+        modules = dict(model.named_modules())
+        for name, quantized in grid:
             if name.startswith("mtp."):
                 continue
             inner = name.replace("model.language_model.", "model.", 1)
             linear = modules.get(name, modules.get(inner))
             if not isinstance(linear, torch.nn.Linear) or linear.weight.shape != quantized.codes.shape:
-                shape = list(quantized.codes.shape)
+                shape, folder = list(quantized.codes.shape), model.config._name_or_path
                 raise UserError(f"{folder}: {name} is quantised as {shape}, but the model has no such linear")
-            self.layers[name] = QuantizedLinear(quantized, linear.bias, dtype)
-            self.start[name] = quantized.codes
-            self.model.set_submodule(name if name in modules else inner, self.layers[name])
+            device = linear.weight.device
+            there = Quantized(quantized.codes.to(device), quantized.scales.to(device), quantized.group_size)
+            self.layers[name] = QuantizedLinear(there, linear.bias, dtype)
+            self.start[name] = quantized.codes.cpu()
+            model.set_submodule(name if name in modules else inner, self.layers[name])
+
+    @classmethod
+    def open(cls, folder: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Student":
+        """Read an INT4 checkpoint.
+
+        Raises:
+            UserError: it is damaged, or its grid and its model disagree, naming the module.
+        """
+        model = load_model(folder, dtype).to(device)  # type: ignore[arg-type]
+        return cls(model, iterate_grid(Tensors(folder)), dtype)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Within, every weight is quantised once and not once per forward."""
+        try:
+            for layer in self.layers.values():
+                layer.freeze(True)
+            yield
+        finally:
+            for layer in self.layers.values():
+                layer.freeze(False)
+
+    def recompute_activations(self) -> None:
+        """Keep each decoder layer's input alone for the backward pass, and compute the rest again there."""
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for module in self.model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.training = True  # what turns it on; its parts stay in eval mode, so nothing drops out
 
     def masters(self) -> list[torch.nn.Parameter]:
         """Return all that trains: the fp32 masters, in the checkpoint's order."""
@@ -52,7 +88,7 @@ class Student:
     def codes_changed(self) -> float:
         """Return the share of all codes that differ from the start's, 0 to 1."""
         changed = sum(
-            int((integer_codes(layer.latents, layer.weight_scale) != self.start[name]).sum())
+            int((integer_codes(layer.latents, layer.weight_scale).cpu() != self.start[name]).sum())
             for name, layer in self.layers.items()
         )
         return changed / sum(codes.numel() for codes in self.start.values())
@@ -82,7 +118,7 @@ class Student:
                 if latents.shape != layer.weight.shape or latents.dtype != layer.dtype:
                     found = f"{latents.dtype} {list(latents.shape)}"
                     raise UserError(f"{path}: {name} is {found}, not {layer.dtype} {list(layer.weight.shape)}")
-                if scales.dtype != layer.weight_scale.dtype or not torch.equal(scales, layer.weight_scale):
+                if scales.dtype != layer.weight_scale.dtype or not torch.equal(scales, layer.weight_scale.cpu()):
                     raise UserError(
                         f"{path}: {name} has other scales than the student; it was trained on another grid"
                     )

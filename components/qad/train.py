@@ -4,6 +4,8 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,13 @@ from components.checkpoint.load import load_model
 from components.contract.context import Output
 from components.contract.errors import StageError
 from components.qad.evaluate import distance
-from components.qad.hidden import TeacherStates, head, hidden_states, ids_of, targets_of
+from components.qad.hidden import TeacherStates, head, states_of
 from components.qad.loss import forward_kl
 from components.qad.optimizer import adamw, batch_indices, learning_rate
 from components.qad.stage import Config
 from components.qad.state import Line, load_state, restore_checkpoints, save_checkpoint, save_state
 from components.qad.student import Student, check_pair
-from components.sequences.reader import read_index, read_split
+from components.sequences.reader import Split, read_index, read_split
 
 
 def train(config: Config, teacher: Path, student: Path, sequences: Path, output: Output) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def train(config: Config, teacher: Path, student: Path, sequences: Path, output:
     """
     check_pair(teacher, student, read_index(sequences)["vocabulary_size"])
     with output.timed("load"):
-        distillation = Distillation(config, teacher, student, sequences, output.scratch)
+        distillation = Run(config, teacher, student, sequences, output.scratch)
         step, curve = load_state(output.work, output.scratch, distillation.student, distillation.optimizer)
     restore_checkpoints(output.work, output.path, step)
     if not curve:
@@ -58,30 +60,25 @@ def train(config: Config, teacher: Path, student: Path, sequences: Path, output:
             output.log.progress(step, config.steps, loss=curve[-1]["loss"])
     (output.path / "curve.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
     output.log.progress(step, config.steps)
-    return _summary(config, curve, distillation.train.ids.shape[1])
+    return _summary(config, curve, distillation.split.ids.shape[1])
 
 
+@dataclass
 class Distillation:
-    """Both models, the data and the optimizer."""
+    """What one optimizer step needs: the student and its head, the teacher's states, the data and the optimizer."""
 
-    def __init__(self, config: Config, teacher: Path, student: Path, sequences: Path, scratch: Path) -> None:
-        dtype = getattr(torch, config.dtype)
-        self.config = config
-        self.train, self.held_out = read_split(sequences, "train"), read_split(sequences, "val")
-        self.student = Student(student, dtype)
-        self.head = head(self.student.model)
-        teacher_model = load_model(teacher, dtype).requires_grad_(False)
-        self.teacher_head = head(teacher_model)
-        self.teacher, self.teacher_held_out = (
-            TeacherStates(teacher_model, split, scratch / name if config.cache_teacher else None)
-            for split, name in ((self.train, "teacher-train.bin"), (self.held_out, "teacher-val.bin"))
-        )
-        self.optimizer = adamw(self.student.masters())
+    config: Config
+    student: Student
+    head: Tensor
+    teacher: Callable[[int], Tensor]
+    teacher_head: Tensor
+    split: Split
+    optimizer: torch.optim.Optimizer
 
     def step(self, step: int) -> Line:
         """Take one optimizer step and return its line of the curve."""
         config, started = self.config, time.monotonic()
-        indices = batch_indices(step, config.batch, len(self.train), config.seed)
+        indices = batch_indices(step, config.batch, len(self.split), config.seed)
         loss = self.backward(indices)
         norm = float(torch.nn.utils.clip_grad_norm_(self.student.masters(), config.max_grad_norm))
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -94,7 +91,7 @@ class Distillation:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
-        speed = len(indices) * self.train.ids.shape[1] / (time.monotonic() - started)
+        speed = len(indices) * self.split.ids.shape[1] / (time.monotonic() - started)
         return {"step": step + 1, "loss": loss, "grad_norm": norm, "lr": rate, "tokens_per_second": round(speed, 1)}
 
     def backward(self, indices: list[int]) -> float:
@@ -103,28 +100,40 @@ class Distillation:
         The divisor is the whole batch's count, so micro-batches with few counted tokens weigh less, and how the batch
         is split does not change the gradient.
         """
-        size, counted = self.config.micro_batch, max(1, int(self.train.mask[indices, 1:].sum()))
+        size, counted = self.config.micro_batch, max(1, int(self.split.mask[indices, 1:].sum()))
         total = 0.0
         for start in range(0, len(indices), size):
-            part = self._divergence(indices[start : start + size]) / counted
+            part = self.divergence(indices[start : start + size]) / counted
             part.backward()
             total += float(part.detach())
         return total
 
+    def divergence(self, indices: list[int]) -> Tensor:
+        """Return the summed divergence of some sequences in nats, differentiable by the masters."""
+        states = states_of(self.student.model, self.split, indices)
+        wanted = torch.cat([self.teacher(index) for index in indices]).to(states.device)
+        return forward_kl(states, self.head, wanted, self.teacher_head, self.config.temperature)
+
+
+class Run(Distillation):
+    """A distillation of three artifacts' folders, and its held-out subset."""
+
+    def __init__(self, config: Config, teacher: Path, student: Path, sequences: Path, scratch: Path) -> None:
+        dtype = getattr(torch, config.dtype)
+        train, self.held_out = read_split(sequences, "train"), read_split(sequences, "val")
+        ours = Student.open(student, dtype)
+        theirs = load_model(teacher, dtype).requires_grad_(False)
+        states, self.teacher_held_out = (
+            TeacherStates(theirs, split, scratch / name if config.cache_teacher else None)
+            for split, name in ((train, "teacher-train.bin"), (self.held_out, "teacher-val.bin"))
+        )
+        super().__init__(config, ours, head(ours.model), states, head(theirs), train, adamw(ours.masters()))
+
     def evaluate(self) -> Line:
         """Measure the student on the fixed held-out subset."""
         indices = range(min(self.config.evaluation_sequences, len(self.held_out)))
-        found = distance(
-            self.student.model, self.head, self.teacher_held_out, self.teacher_head, self.held_out, indices
-        )
+        found = distance(self.student, self.head, self.teacher_held_out, self.teacher_head, self.held_out, indices)
         return {"kl": found.kl, "top1_agreement": found.top1_agreement, "codes_changed": self.student.codes_changed()}
-
-    def _divergence(self, indices: list[int]) -> Tensor:
-        ids = torch.cat([ids_of(self.train, index) for index in indices])
-        targets = torch.stack([targets_of(self.train, index) for index in indices])
-        states = hidden_states(self.student.model, ids)[:, :-1][targets]
-        wanted = torch.cat([self.teacher(index) for index in indices])
-        return forward_kl(states, self.head, wanted, self.teacher_head, self.config.temperature)
 
 
 def _summary(config: Config, curve: list[Line], length: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def score_all(
     """
     check_pair(teacher, student, read_index(sequences)["vocabulary_size"])
     split = read_split(sequences, "val")
-    ours = Student(student, getattr(torch, dtype))
+    ours = Student.open(student, getattr(torch, dtype))
     their_model = load_model(teacher, getattr(torch, dtype)).requires_grad_(False)
     heads = head(ours.model), head(their_model)
     theirs = TeacherStates(their_model, split, output.scratch / "teacher.bin" if cache else None)
@@ -42,7 +42,7 @@ def score_all(
         if (stored := output.work.get(part)) is None:
             if step:
                 ours.load(checkpoints[step])
-            found = distance(ours.model, heads[0], theirs, heads[1], split, range(len(split)))
+            found = distance(ours, heads[0], theirs, heads[1], split, range(len(split)))
             score = {"step": step, **vars(found), "codes_changed": ours.codes_changed()}
             stored = json.dumps(score).encode()
             output.work.put(part, stored)

@@ -15,7 +15,7 @@ from components.qad.loss import forward_kl
 from components.qad.optimizer import batch_indices, learning_rate
 from components.qad.stage import Config
 from components.qad.student import Student, check_pair
-from components.qad.train import Distillation, train
+from components.qad.train import Run, train
 from components.sequences.reader import read_split
 from components.store.backend import Store
 from components.store.work import Work
@@ -60,7 +60,7 @@ def test_training_brings_the_student_closer_and_stores_what_it_quantised(folders
     assert [line["step"] for line in curve] == list(range(7))
     assert [line["step"] for line in curve if "kl" in line] == [0, 3, 6]
     stored = load_file(output.path / "checkpoints/step-6/latents.safetensors")
-    student = Student(folders[1], getattr(torch, dtype))
+    student = Student.open(folders[1], getattr(torch, dtype))
     student.load(output.path / "checkpoints/step-6")
     for name, layer in student.layers.items():
         latents, scales = stored[f"{name}.weight"], stored[f"{name}.weight_scale"]
@@ -71,7 +71,7 @@ def test_training_brings_the_student_closer_and_stores_what_it_quantised(folders
 
 def test_the_start_is_the_checkpoint_itself(folders):
     ids = torch.arange(12).unsqueeze(0)
-    student = Student(folders[1], torch.float32)
+    student = Student.open(folders[1], torch.float32)
     with torch.no_grad():
         served = load_model(folders[1], torch.float32)(input_ids=ids).logits
         assert torch.equal(student.model(input_ids=ids).logits, served)
@@ -80,7 +80,7 @@ def test_the_start_is_the_checkpoint_itself(folders):
 
 
 def test_only_the_latents_train(folders, tmp_path):
-    distillation = Distillation(Config(**SETTINGS), *folders, tmp_path)
+    distillation = Run(Config(**SETTINGS), *folders, tmp_path)
     tensors = lambda: {k: v.clone() for k, v in distillation.student.model.state_dict().items()}  # noqa: E731
     before = tensors()
     for step in range(3):
@@ -93,8 +93,8 @@ def test_only_the_latents_train(folders, tmp_path):
 def test_how_a_batch_is_split_does_not_change_its_gradient(folders, tmp_path):
     found = {}
     for size in (1, 2, 4):
-        distillation = Distillation(Config(**SETTINGS | {"micro_batch": size}), *folders, tmp_path)
-        loss = distillation.backward([0, 5, 2, len(distillation.train) - 1])
+        distillation = Run(Config(**SETTINGS | {"micro_batch": size}), *folders, tmp_path)
+        loss = distillation.backward([0, 5, 2, len(distillation.split) - 1])
         found[size] = loss, torch.cat([master.grad.flatten() for master in distillation.student.masters()])
     for size in (1, 2):
         assert found[size][0] == pytest.approx(found[4][0], rel=1e-6)
@@ -102,10 +102,10 @@ def test_how_a_batch_is_split_does_not_change_its_gradient(folders, tmp_path):
 
 
 def test_loss_is_the_mean_over_the_batch_of_the_dense_divergence(folders, tmp_path):
-    distillation = Distillation(Config(**SETTINGS), *folders, tmp_path)
+    distillation = Run(Config(**SETTINGS), *folders, tmp_path)
     indices = [1, 3, 4, 0]
-    ids = torch.from_numpy(distillation.train.ids[indices].astype("int64"))
-    mask = torch.from_numpy(distillation.train.mask[indices, 1:].astype(bool))
+    ids = torch.from_numpy(distillation.split.ids[indices].astype("int64"))
+    mask = torch.from_numpy(distillation.split.mask[indices, 1:].astype(bool))
     with torch.no_grad():
         p, q = (
             load_model(folder, torch.float64)(input_ids=ids).logits[:, :-1].log_softmax(-1) for folder in folders[:2]
@@ -150,11 +150,11 @@ def test_another_model_is_refused(folders, tmp_path, field, value):
 
 
 def test_a_checkpoint_of_another_grid_is_refused(folders, tmp_path):
-    student = Student(folders[1], torch.float32)
+    student = Student.open(folders[1], torch.float32)
     next(iter(student.layers.values())).weight_scale[0, 0] *= 2
     student.save(tmp_path)
     with pytest.raises(UserError, match="another grid"):
-        Student(folders[1], torch.float32).load(tmp_path)
+        Student.open(folders[1], torch.float32).load(tmp_path)
 
 
 def test_a_capped_head_is_refused(folders):

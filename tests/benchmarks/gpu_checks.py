@@ -1,0 +1,52 @@
+"""What QAD computes on a GPU against independent references: ``python tests/benchmarks/gpu_checks.py``, in seconds."""
+
+import torch
+from torch import Tensor
+
+from components.checkpoint.quantize import fake_quantize as plain
+from components.qad import fused
+from components.qad.loss import forward_kl
+
+
+def check() -> None:
+    """Raise AssertionError where a figure is off; print the rest."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device="cuda")
+
+    for group in (32, 64, 128):
+        for scale_dtype in (torch.bfloat16, torch.float32):
+            scales = (draw(9216, 2560 // group).abs() * 0.02 + 1e-4).to(scale_dtype)
+            wide = scales.float().repeat_interleave(group, 1)
+            halves = torch.randint(-10, 10, wide.shape, device="cuda", generator=generator) + 0.5
+            for masters in (draw(9216, 2560) * wide * 5, halves * wide):
+                for dtype, bits in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16)):
+                    one, other = fused.fake_quantize(masters, scales, dtype), plain(masters.to(dtype), scales)
+                    assert torch.equal(one.view(bits), other.view(bits)), (group, scale_dtype, dtype)
+                    latents, step = masters.to(dtype).double(), wide.double()
+                    codes = torch.clamp(torch.round(latents / step), -8, 7)
+                    exact = (codes * step).float().to(dtype)
+                    share = float((one != exact).double().mean())
+                    assert share < 1e-5, f"{share} of the weights are not those of float64"
+    print("fused fake quantiser: bit-equal to the plain one; float64 agrees on all but ties of fp32's own making")
+
+    for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
+        student, teacher = (draw(1000, 512).to(dtype) for _ in range(2))
+        ours, theirs = (draw(20001, 512).to(dtype) * 0.1 for _ in range(2))
+        inputs = [tensor.double().requires_grad_() for tensor in (student, ours)]
+        wanted = torch.log_softmax(teacher.double() @ theirs.double().T, -1)
+        dense = (wanted.exp() * (wanted - torch.log_softmax(inputs[0] @ inputs[1].T, -1))).sum()
+        expected = torch.autograd.grad(dense, inputs)
+        found = [tensor.requires_grad_() for tensor in (student, ours)]
+        total = forward_kl(*found, teacher, theirs)
+        gradients = torch.autograd.grad(total, found)
+        errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(gradients, expected, strict=True)]
+        loss = abs(float(total / dense.detach()) - 1)
+        print(f"forward KL in {dtype}: relative error {loss:.1e}, of the gradients {errors[0]:.1e}, {errors[1]:.1e}")
+        assert max(errors) < limit
+        assert loss < 1e-5
+
+
+if __name__ == "__main__":
+    check()

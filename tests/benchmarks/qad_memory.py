@@ -1,0 +1,352 @@
+"""Study ``qad-memory``: peak memory and speed of QAD at Qwen3.5-4B's true shapes on one GPU.
+
+``python tests/benchmarks/qad_memory.py`` on a GPU writes docs/results/qad-memory.*; ``--toy`` runs every line of it on
+a CPU at a toy size in seconds and writes nothing there. Weights and tokens are random: neither memory nor time depends
+on their values. The variants take turns in one process:
+
+- ``materialised``: both models' logits exist whole in bf16, and the KL of 2,048 tokens at a time is taken in fp32;
+- ``chunked``: what the qad stage does, from hidden states;
+- ``chunked-cached-teacher``: the same with the teacher's states read from disk, and no teacher on the GPU.
+"""
+
+import argparse
+import copy
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gdn
+import numpy as np
+import study
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+from components.checkpoint.grid import Quantized
+from components.checkpoint.quantize import integer_codes
+from components.qad.hidden import TeacherStates, states_of
+from components.qad.optimizer import adamw
+from components.qad.stage import Config
+from components.qad.student import Student
+from components.qad.train import Distillation
+from components.sequences.reader import Split
+
+VARIANTS = ("materialised", "chunked", "chunked-cached-teacher")
+BUDGET_GB = 80
+QUANTISED = ("in_proj_qkv", "in_proj_z", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")
+ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_interleaved": True}
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a run measures."""
+
+    device: str
+    dtype: str
+    length: int
+    step_length: int = 4096
+    longest: int = 40960
+    batch: int = 2
+    rounds: int = 3
+    group: int = 32
+    model: dict[str, Any] = field(default_factory=dict)
+
+
+TRUE = Size(
+    "cuda",
+    "bfloat16",
+    16384,
+    model={
+        "vocab_size": 248320,
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "rope_parameters": {**ROPE, "mrope_section": [11, 11, 10]},
+    },
+)
+TOY = Size(
+    "cpu",
+    "float32",
+    128,
+    step_length=64,
+    longest=256,
+    rounds=2,
+    model={
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "rope_parameters": {**ROPE, "mrope_section": [2, 1, 1]},
+    },
+)
+
+
+class Bench:
+    """Teacher, student and optimizer, and a distillation of each variant and length over them."""
+
+    def __init__(self, size: Size, folder: Path) -> None:
+        self.size, self.folder, self.device = size, folder, torch.device(size.device)
+        config = Qwen3_5TextConfig(**size.model, tie_word_embeddings=True, max_position_embeddings=size.longest)
+        dtype = getattr(torch, size.dtype)
+        torch.set_default_dtype(dtype)
+        torch.manual_seed(0)
+        with self.device:
+            self.teacher = Qwen3_5ForCausalLM(config).eval().requires_grad_(False)
+        torch.set_default_dtype(torch.float32)
+        self.student = Student(copy.deepcopy(self.teacher), self._grid(), dtype)
+        self.student.recompute_activations()
+        self.optimizer = adamw(self.student.masters(), 8 if self.device.type == "cuda" else 32)
+
+    def _grid(self) -> Iterator[tuple[str, Quantized]]:
+        for name, module in self.teacher.named_modules():
+            if name.endswith((*QUANTISED, "down_proj")):
+                weight = module.weight
+                scales = (weight.float().unflatten(-1, (-1, self.size.group)).abs().amax(-1) / 7.5).bfloat16()
+                yield name, Quantized(integer_codes(weight, scales), scales, self.size.group)
+
+    def distillation(self, variant: str, length: int) -> Distillation:
+        """Return a variant ready to step, with the teacher where the variant has it."""
+        cached = variant == "chunked-cached-teacher"
+        draw = np.random.default_rng(length)
+        rows = 2 * self.size.batch
+        ids = draw.integers(0, self.size.model["vocab_size"], (rows, length), dtype=np.int32)
+        split = Split(ids, np.ones((rows, length), np.uint8), np.zeros(rows, np.int64))
+        self.teacher.to(self.device)
+        states = TeacherStates(self.teacher, split, self.folder / "teacher.bin" if cached else None)
+        teacher_head = self.teacher.lm_head.weight.detach()
+        if cached:
+            for index in range(rows):
+                states(index)
+            teacher_head = teacher_head.clone()
+            self.teacher.to("cpu")
+        config = Config(steps=1000, batch=self.size.batch, dtype=self.size.dtype, learning_rate=2e-6)
+        head = self.student.model.lm_head.weight.detach()
+        kind = Materialised if variant == "materialised" else Distillation
+        built = kind(config, self.student, head, states, teacher_head, split, self.optimizer)
+        if isinstance(built, Materialised):
+            built.teacher_model = self.teacher
+        release()
+        return built
+
+
+class Materialised(Distillation):
+    """A distillation through both models' whole logits."""
+
+    teacher_model: Qwen3_5ForCausalLM
+
+    def divergence(self, indices: list[int]) -> Tensor:
+        """Return the same sum as the chunked loss."""
+        with torch.no_grad():
+            teacher = states_of(self.teacher_model, self.split, indices) @ self.teacher_head.T
+        student = states_of(self.student.model, self.split, indices) @ self.head.T
+        total = torch.zeros((), dtype=torch.float64, device=student.device)
+        for pair in zip(student.split(2048), teacher.split(2048), strict=True):
+            total = total + checkpoint(_kl, *pair, use_reentrant=False)
+        return total
+
+
+def _kl(student: Tensor, teacher: Tensor) -> Tensor:
+    wanted = torch.log_softmax(teacher.float(), -1)
+    return (wanted.exp() * (wanted - torch.log_softmax(student.float(), -1))).sum().double()
+
+
+def release() -> None:
+    """Give unused memory back and forget peaks."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_gb() -> tuple[float, float]:
+    """Return what the allocator held at most since :func:`release`, and what of it tensors took, in 10⁹ bytes."""
+    if not torch.cuda.is_available():
+        return float("nan"), float("nan")
+    return torch.cuda.max_memory_reserved() / 1e9, torch.cuda.max_memory_allocated() / 1e9
+
+
+def wait() -> None:
+    """Let the GPU finish."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def measure(bench: Bench, variant: str, length: int, steps: int) -> dict[str, float]:
+    """Take ``steps`` optimizer steps; return the last loss, the peak and the tokens per second of all but the first.
+
+    Raises:
+        torch.OutOfMemoryError: the variant does not fit.
+    """
+    distillation = bench.distillation(variant, length)
+    seconds = []
+    for step in range(steps):
+        wait()
+        started = time.monotonic()
+        loss = distillation.step(step)["loss"]
+        wait()
+        seconds.append(time.monotonic() - started)
+    reserved, allocated = peak_gb()
+    best = seconds[1:] or seconds
+    rate = len(best) * bench.size.batch * length / sum(best)
+    return {"loss": loss, "reserved": reserved, "allocated": allocated, "rate": rate}
+
+
+def fits(bench: Bench, variant: str, length: int) -> dict[str, float] | None:
+    """Return what one step of a variant at a length measures; None where it needs more than the budget."""
+    try:
+        found = measure(bench, variant, length, 1)
+    except torch.OutOfMemoryError:
+        found = None
+    bench.optimizer.zero_grad()
+    release()
+    return found
+
+
+def longest(bench: Bench, variant: str) -> tuple[int, dict[str, float]]:
+    """Return the largest length within the budget, to the size's step, and what it measures: by bisection."""
+    low, high, best = 0, bench.size.longest // bench.size.step_length, {"rate": 0.0}
+    while low < high:
+        middle = (low + high + 1) // 2
+        if (found := fits(bench, variant, middle * bench.size.step_length)) is None:
+            high = middle - 1
+        else:
+            low, best = middle, found
+    return low * bench.size.step_length, best
+
+
+def kernels(bench: Bench, variant: str, length: int) -> list[tuple[str, float]]:
+    """Return kernels and their share of one step's GPU time, the largest first; operators' on a CPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    distillation = bench.distillation(variant, length)
+    distillation.step(0)
+    on_gpu = bench.device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as trace:
+        distillation.step(1)
+        wait()
+    time_of: Callable[[Any], float] = lambda e: e.self_device_time_total if on_gpu else e.self_cpu_time_total  # noqa: E731
+    events = sorted(trace.key_averages(), key=time_of, reverse=True)
+    total = sum(map(time_of, events))
+    return [(event.key[:70], time_of(event) / total) for event in events[:16]]
+
+
+def run(size: Size, command: str, quick: bool) -> list[dict[str, Any]]:
+    """Measure, print and write the study; return its rows."""
+    on_gpu = size.device == "cuda"
+    if on_gpu:
+        import gpu_checks
+
+        gpu_checks.check()
+        print("gated delta rule:", gdn.probe(), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
+        bench = Bench(size, Path(folder))
+        print(
+            f"built in {time.monotonic() - started:.0f} s, {len(bench.student.layers)} quantised linears", flush=True
+        )
+        taken: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
+        for turn in range(size.rounds):
+            for variant in VARIANTS:
+                found = measure(bench, variant, size.length, 2)
+                taken[variant].append(found)
+                print(turn, variant, {key: round(value, 4) for key, value in found.items()}, flush=True)
+        rows = _rows(size, taken)
+        study.write("qad-memory", command, _versions(), rows)
+        shares = kernels(bench, "chunked", size.length)
+        for name, share in shares:
+            print(f"  {share:6.1%} {name}", flush=True)
+        rows += [study.row("chunked", "share of GPU time", share, "", note=f"`{name}`") for name, share in shares[:8]]
+        study.write("qad-memory", command, _versions(), rows)
+        if not quick:
+            rows += _lengths(bench)
+            study.write("qad-memory", command, _versions(), rows)
+    return rows
+
+
+def _lengths(bench: Bench) -> list[dict[str, Any]]:
+    """Measure each variant at the largest length that it fits in the budget, and all at the largest common one."""
+    size = bench.size
+    if size.device == "cuda":
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, BUDGET_GB * 1e9 / total))
+    rows = []
+    best = {variant: longest(bench, variant) for variant in VARIANTS}
+    for variant, (length, found) in best.items():
+        print("longest within the budget:", variant, length, found, flush=True)
+        note = f"the longest of multiples of {size.step_length} within {BUDGET_GB} GB and {size.longest}; one step"
+        rows.append(study.row(variant, "longest_sequence", length, "tokens", note=note))
+        rows.append(study.row(variant, "tokens_per_second at its longest", found["rate"], "tokens/s"))
+    common = min(length for length, _ in best.values())
+    for variant in VARIANTS:
+        found = measure(bench, variant, common, 2)
+        print("at the common length:", variant, common, found, flush=True)
+        note = f"{common} tokens a sequence, the longest that all fit"
+        rows.append(
+            study.row(variant, "tokens_per_second at the common longest", found["rate"], "tokens/s", note=note)
+        )
+    return rows
+
+
+def _rows(size: Size, taken: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
+    rows = []
+    note = f"{size.length} tokens a sequence, {size.batch} sequences a step"
+    for variant, found in taken.items():
+        rates = [one["rate"] for one in found]
+        ratios = [one["rate"] / base["rate"] for one, base in zip(found, taken["materialised"], strict=True)]
+        held, used = max(one["reserved"] for one in found), max(one["allocated"] for one in found)
+        peak = None if held != held else held
+        rows.append(study.row(variant, "peak_memory_gb", peak, "GB", len(found), note=f"{note}; tensors {used:.1f}"))
+        for metric, values, unit in (
+            ("tokens_per_second", rates, "tokens/s"),
+            ("tokens_per_second_ratio", ratios, "of materialised"),
+        ):
+            spread = f"{min(values):.4g} to {max(values):.4g}"
+            rows.append(study.row(variant, metric, statistics.median(values), unit, len(values), note=spread))
+        rows.append(study.row(variant, "loss", statistics.median(one["loss"] for one in found), "nats", len(found)))
+    return rows
+
+
+def _versions() -> dict[str, str]:
+    names = ("torch", "transformers", "triton", "fla-core", "bitsandbytes")
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except ModuleNotFoundError:
+            continue
+    return found
+
+
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--toy", action="store_true", help="every line at a toy size on a CPU; writes no results")
+    parser.add_argument("--quick", action="store_true", help="not the largest lengths")
+    arguments = parser.parse_args(argv)
+    command = "python tests/benchmarks/qad_memory.py" + (" --quick" if arguments.quick else "")
+    if arguments.toy:
+        with tempfile.TemporaryDirectory() as folder:
+            study.RESULTS = Path(folder)
+            rows = run(TOY, command, arguments.quick)
+            print((study.RESULTS / "qad-memory.md").read_text())
+            return rows
+    rows = run(TRUE, command, arguments.quick)
+    print((study.RESULTS / "qad-memory.md").read_text())
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+import math
+
+import qad_memory
+
+
+def test_every_line_runs_at_a_toy_size(capsys):
+    rows = {(row["variant"], row["metric"]): row for row in qad_memory.main(["--toy"])}
+    losses = [rows[variant, "loss"]["value"] for variant in qad_memory.VARIANTS]
+    assert all(loss > 0 for loss in losses)
+    for loss in losses[1:]:
+        assert math.isclose(loss, losses[0], rel_tol=1e-3)
+    assert rows["chunked", "longest_sequence"]["value"] == qad_memory.TOY.longest
+    assert "tokens_per_second_ratio" in capsys.readouterr().out
