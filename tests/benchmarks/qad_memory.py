@@ -1,7 +1,8 @@
 """Study ``qad-memory``: peak memory and speed of QAD at Qwen3.5-4B's true shapes on one GPU.
 
 ``python tests/benchmarks/qad_memory.py`` on a GPU writes docs/results/qad-memory.*; ``--toy`` runs every line of it on
-a CPU at a toy size in seconds and writes nothing there. Weights and tokens are random: neither memory nor time depends
+a CPU at a toy size in seconds and writes nothing there. It needs bitsandbytes and fla-core beside the project's own
+packages, and starts with what GPU kernels compute, checked in seconds (``gpu_checks.py``, ``gdn.py``). Weights and tokens are random: neither memory nor time depends
 on their values. The variants take turns in one process:
 
 - ``materialised``: both models' logits exist whole in bf16, and the KL of 2,048 tokens at a time is taken in fp32;
