@@ -48,10 +48,10 @@ class Writer:
             self._submit()
 
     def _submit(self) -> None:
-        if self._rows:
-            self._pending.append(self._thread.submit(self._put, self._number, self._rows))
+        rows, self._rows, self._since = self._rows, [], time.monotonic()  # first: SIGTERM may interrupt what follows
+        if rows:
+            self._pending.append(self._thread.submit(self._put, self._number, rows))
             self._number += 1
-        self._rows, self._since = [], time.monotonic()
         while len(self._pending) > _WAITING or (self._pending and self._pending[0].done()):
             self._pending.popleft().result()
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -29,7 +28,7 @@ class Call:
     """One ``python -m components.regen`` on a store in ``folder``."""
 
     def __init__(self, folder: Path, model: Path) -> None:
-        self.store = Store(str(folder / "store"))
+        self.store, self.log = Store(str(folder / "store")), folder / "log"
         source = folder / "prompts"
         source.mkdir()
         rows = [
@@ -51,7 +50,8 @@ class Call:
     def start(self, **runtime: int) -> subprocess.Popen:
         config = CONFIG.model_copy(update=runtime).model_dump_json()
         argv = [config if word == CONFIG.model_dump_json() else word for word in self.argv]
-        return subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=self.environment)
+        with self.log.open("w") as log:
+            return subprocess.Popen(argv, stderr=log, env=self.environment)
 
     def _commit(self, made_by: str, digest: str, source: Path) -> str:
         manifest = {"version": 1, "config": {}, "inputs": {}, "salt": None, "metrics": {}, "versions": {}}
@@ -72,10 +72,9 @@ def test_killed_run_continues_without_redoing_committed_rows(
     monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "home"))
     call = Call(tmp_path, tiny_model)
     first = call.start()
-    for line in first.stderr:
-        done = re.search(r"progress done=(\d+)", line)
-        if done and 0 < int(done.group(1)) < COUNT:
-            break
+    while not call.work.names("rows/"):
+        assert first.poll() is None, call.log.read_text()[-2000:]
+        time.sleep(0.05)
     engine = descendants(first.pid)
     assert engine
     first.kill()
@@ -89,8 +88,8 @@ def test_killed_run_continues_without_redoing_committed_rows(
     assert 0 < done < COUNT
 
     second = call.start(replicas=2)  # a runtime field: the same digest
-    log = second.communicate(timeout=900)[1]
-    assert second.returncode == 0, log[-2000:]
+    assert second.wait(timeout=900) == 0, call.log.read_text()[-2000:]
+    log = call.log.read_text()
     assert f"progress done={done} total={COUNT}" in log
     folder = Input(call.uri).path
     parts = [path.read_bytes().rstrip(b"\n") for path in sorted(folder.glob("part-*.jsonl"))]
@@ -111,6 +110,5 @@ def test_killed_run_continues_without_redoing_committed_rows(
         assert row["text"].rstrip("\ufffd") == whole.rstrip("\ufffd")
 
     third = call.start()
-    log = third.communicate(timeout=60)[1]
-    assert third.returncode == 0
-    assert "cached" in log
+    assert third.wait(timeout=60) == 0
+    assert "cached" in call.log.read_text()
