@@ -1,5 +1,6 @@
 """Teacher, INT4 student and sequences to latents on the student's own grid."""
 
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -43,6 +44,9 @@ class Config(StageConfig):
     )
     checkpoint_every: int = Field(1000, description="Steps between checkpoints; the last step always is one", ge=1)
     state_every: int = runtime(250, "Steps between saves of the training state that a killed run continues from", ge=1)
+    processes: int = runtime(
+        0, "Processes that share each step's batch, one per GPU; 0: as many as GPUs, or one", ge=0
+    )
     cache_teacher: bool = runtime(
         False, "Keep the teacher's hidden states on local disk: each sequence passes it once"
     )
@@ -57,7 +61,12 @@ class Config(StageConfig):
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Train, writing checkpoints and ``curve.jsonl``; return what it gained."""
+    import torch
+
+    from components.qad.parallel import started
     from components.qad.train import train
 
-    folders = {port: inputs[port].path for port in INPUTS}
-    return train(config, folders["teacher"], folders["student"], folders["sequences"], output)
+    work = partial(train, config, *(inputs[port].path for port in INPUTS), output.scratch)
+    processes = config.processes or max(1, torch.cuda.device_count())
+    with started(processes, output.scratch, partial(work, None)) as ranks:
+        return work(output, ranks)

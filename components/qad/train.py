@@ -14,58 +14,85 @@ from torch import Tensor
 
 from components.checkpoint.load import load_model
 from components.contract.context import Output
-from components.contract.errors import StageError
+from components.contract.errors import StageError, UserError
 from components.qad.evaluate import distance
 from components.qad.hidden import TeacherStates, head, states_of
 from components.qad.loss import forward_kl
 from components.qad.optimizer import adamw, batch_indices, learning_rate
+from components.qad.parallel import Ranks, Shares
 from components.qad.stage import Config
 from components.qad.state import Line, load_state, restore_checkpoints, save_checkpoint, save_state
 from components.qad.student import Student, check_pair
 from components.sequences.reader import Split, read_index, read_split
 
 
-def train(config: Config, teacher: Path, student: Path, sequences: Path, output: Output) -> dict[str, Any]:
+def train(
+    config: Config,
+    teacher: Path,
+    student: Path,
+    sequences: Path,
+    scratch: Path,
+    output: Output | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008
+) -> dict[str, Any]:
     """Train the student's latents; continue where a killed run stopped.
+
+    Args:
+        config: of the stage.
+        teacher: model folder.
+        student: INT4 folder.
+        sequences: an artifact of the sequences stage.
+        scratch: a folder that all ranks share.
+        output: rank 0's alone.
+        ranks: this process among those that train.
 
     Returns:
         ``kl_before``, ``kl_after`` (nats per token on the held-out subset), ``top1_before``, ``top1_after``,
         ``codes_changed`` (share), ``loss_first``, ``loss_last``, ``steps``, ``tokens``, ``tokens_per_second``.
 
     Raises:
-        UserError: teacher, student and sequences do not belong together.
+        UserError: teacher, student and sequences do not belong together, or the batch does not split.
         StageError: the loss or its gradient is not finite; the step is named.
     """
     check_pair(teacher, student, read_index(sequences)["vocabulary_size"])
-    with output.timed("load"):
-        distillation = Run(config, teacher, student, sequences, output.scratch)
-        step, curve = load_state(output.work, output.scratch, distillation.student, distillation.optimizer)
-    restore_checkpoints(output.work, output.path, step)
+    if config.batch % (config.micro_batch * ranks.world):
+        parts = f"micro-batches of {config.micro_batch} on {ranks.world} processes"
+        raise UserError(f"qad.batch: {config.batch} sequences do not split into {parts}")
+    run = Run(config, teacher, student, sequences, scratch, ranks)
+    work = output and output.work
+    step, curve = load_state(work, scratch, run.shares, run.optimizer, ranks)
     if not curve:
         curve.append({"step": 0, "loss": None, "grad_norm": None, "lr": None, "tokens_per_second": None})
-        curve[0].update(distillation.evaluate())
+        curve[0].update(run.evaluate())
+    if output:
+        restore_checkpoints(output.work, output.path, step)
         output.log.event("start", kl=curve[0]["kl"], top1_agreement=curve[0]["top1_agreement"])
-    output.log.progress(step, config.steps)
+        output.log.progress(step, config.steps)
     while step < config.steps:
-        curve.append(distillation.step(step))
+        curve.append(run.step(step))
         step += 1
         last = step == config.steps
         if last or step % config.evaluate_every == 0:
-            curve[-1].update(distillation.evaluate())
-            output.log.event("step", **curve[-1])
-        if last or step % config.checkpoint_every == 0:
-            save_checkpoint(output.work, output.path, step, distillation.student)
+            curve[-1].update(run.evaluate())
+            if output:
+                output.log.event("step", **curve[-1])
+        if output and (last or step % config.checkpoint_every == 0):
+            save_checkpoint(output.work, output.path, step, run.student)
         if not last and step % config.state_every == 0:
-            save_state(output.work, output.scratch, step, distillation.student, distillation.optimizer, curve)
+            save_state(work, scratch, step, run.shares, run.optimizer, curve, ranks)
+        if output:
             output.log.progress(step, config.steps, loss=curve[-1]["loss"])
-    (output.path / "curve.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
-    output.log.progress(step, config.steps)
-    return _summary(config, curve, distillation.split.ids.shape[1])
+    if output:
+        (output.path / "curve.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
+    return _summary(config, curve, run.split.ids.shape[1])
 
 
 @dataclass
 class Distillation:
-    """What one optimizer step needs: the student and its head, the teacher's states, the data and the optimizer."""
+    """What one optimizer step needs: the student and its head, the teacher's states, the data and the optimizer.
+
+    ``optimizer`` moves the masters that this rank owns.
+    """
 
     config: Config
     student: Student
@@ -73,40 +100,45 @@ class Distillation:
     teacher: Callable[[int], Tensor]
     teacher_head: Tensor
     split: Split
+    shares: Shares
     optimizer: torch.optim.Optimizer
+    ranks: Ranks = Ranks()  # noqa: RUF009
 
     def step(self, step: int) -> Line:
         """Take one optimizer step and return its line of the curve."""
         config, started = self.config, time.monotonic()
         indices = batch_indices(step, config.batch, len(self.split), config.seed)
         loss = self.backward(indices)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.student.masters(), config.max_grad_norm))
+        self.shares.sum_gradients()
+        norm = self.shares.norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise StageError(
                 f"step {step + 1}: loss {loss}, gradient norm {norm} on sequences {indices}; "
                 "checkpoints before it are kept; lower learning_rate or inspect those sequences"
             )
+        self.shares.scale_gradients(min(1.0, config.max_grad_norm / (norm + 1e-6)))
         rate = learning_rate(step, config.steps, config.learning_rate, config.warmup_ratio)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.shares.spread()
         speed = len(indices) * self.split.ids.shape[1] / (time.monotonic() - started)
         return {"step": step + 1, "loss": loss, "grad_norm": norm, "lr": rate, "tokens_per_second": round(speed, 1)}
 
     def backward(self, indices: list[int]) -> float:
-        """Add the gradient of the mean over all counted tokens of ``indices``; return that mean.
+        """Add this rank's part of the gradient of the mean over all counted tokens of ``indices``; return that mean.
 
-        The divisor is the whole batch's count, so micro-batches with few counted tokens weigh less, and how the batch
-        is split does not change the gradient.
+        The divisor is the whole batch's count, so sequences with few counted tokens weigh less, and how the batch is
+        split over micro-batches and ranks does not change the gradient's sum.
         """
         size, counted = self.config.micro_batch, max(1, int(self.split.mask[indices, 1:].sum()))
-        total = 0.0
-        for start in range(0, len(indices), size):
-            part = self.divergence(indices[start : start + size]) / counted
+        mine, total = indices[self.ranks.rank :: self.ranks.world], 0.0
+        for start in range(0, len(mine), size):
+            part = self.divergence(mine[start : start + size]) / counted
             part.backward()
             total += float(part.detach())
-        return total
+        return self.ranks.sum(total)[0]
 
     def divergence(self, indices: list[int]) -> Tensor:
         """Return the summed divergence of some sequences in nats, differentiable by the masters."""
@@ -118,22 +150,36 @@ class Distillation:
 class Run(Distillation):
     """A distillation of three artifacts' folders, and its held-out subset."""
 
-    def __init__(self, config: Config, teacher: Path, student: Path, sequences: Path, scratch: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        teacher: Path,
+        student: Path,
+        sequences: Path,
+        scratch: Path,
+        ranks: Ranks = Ranks(),  # noqa: B008
+    ) -> None:
         dtype = getattr(torch, config.dtype)
         train, self.held_out = read_split(sequences, "train"), read_split(sequences, "val")
-        ours = Student.open(student, dtype)
-        theirs = load_model(teacher, dtype).requires_grad_(False)
+        ours = Student.open(student, dtype, ranks.device)
+        theirs = load_model(teacher, dtype).requires_grad_(False).to(ranks.device)
+        caches = (scratch / f"teacher-{name}-{ranks.rank}.bin" for name in ("train", "val"))
         states, self.teacher_held_out = (
-            TeacherStates(theirs, split, scratch / name if config.cache_teacher else None)
-            for split, name in ((train, "teacher-train.bin"), (self.held_out, "teacher-val.bin"))
+            TeacherStates(theirs, split, cache if config.cache_teacher else None)
+            for split, cache in zip((train, self.held_out), caches, strict=True)
         )
-        super().__init__(config, ours, head(ours.model), states, head(theirs), train, adamw(ours.masters()))
+        shares = Shares({name: layer.weight for name, layer in ours.layers.items()}, ranks)
+        optimizer = adamw(shares.owned.values())
+        super().__init__(config, ours, head(ours.model), states, head(theirs), train, shares, optimizer, ranks)
 
     def evaluate(self) -> Line:
         """Measure the student on the fixed held-out subset."""
         indices = range(min(self.config.evaluation_sequences, len(self.held_out)))
-        found = distance(self.student, self.head, self.teacher_held_out, self.teacher_head, self.held_out, indices)
-        return {"kl": found.kl, "top1_agreement": found.top1_agreement, "codes_changed": self.student.codes_changed()}
+        mine = indices[self.ranks.rank :: self.ranks.world]
+        found = distance(self.student, self.head, self.teacher_held_out, self.teacher_head, self.held_out, mine)
+        parts = (found.kl * found.tokens, found.top1_agreement * found.tokens, found.tokens)
+        kl, agreed, tokens = self.ranks.sum(*parts)
+        return {"kl": kl / tokens, "top1_agreement": agreed / tokens, "codes_changed": self.student.codes_changed()}
 
 
 def _summary(config: Config, curve: list[Line], length: int) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 ``python tests/benchmarks/qad_memory.py`` on a GPU writes docs/results/qad-memory.*; ``--toy`` runs every line of it on
 a CPU at a toy size in seconds and writes nothing there. It needs bitsandbytes and fla-core beside the project's own
-packages, and starts with what GPU kernels compute, checked in seconds (``gpu_checks.py``, ``gdn.py``). Weights and tokens are random: neither memory nor time depends
-on their values. The variants take turns in one process:
+packages, and starts with what GPU kernels compute, checked in seconds (``gpu_checks.py``, ``gdn.py``). Weights and
+tokens are random: neither memory nor time depends on their values. The variants take turns in one process:
 
 - ``materialised``: both models' logits exist whole in bf16, and the KL of 2,048 tokens at a time is taken in fp32;
 - ``chunked``: what the qad stage does, from hidden states;
@@ -13,6 +13,7 @@ on their values. The variants take turns in one process:
 import argparse
 import copy
 import gc
+import os
 import statistics
 import tempfile
 import time
@@ -34,11 +35,13 @@ from components.checkpoint.grid import Quantized
 from components.checkpoint.quantize import integer_codes
 from components.qad.hidden import TeacherStates, states_of
 from components.qad.optimizer import adamw
+from components.qad.parallel import Ranks, Shares
 from components.qad.stage import Config
 from components.qad.student import Student
 from components.qad.train import Distillation
 from components.sequences.reader import Split
 
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # read when the GPU is first used
 VARIANTS = ("materialised", "chunked", "chunked-cached-teacher")
 BUDGET_GB = 80
 QUANTISED = ("in_proj_qkv", "in_proj_z", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")
@@ -109,7 +112,8 @@ class Bench:
         torch.set_default_dtype(torch.float32)
         self.student = Student(copy.deepcopy(self.teacher), self._grid(), dtype)
         self.student.recompute_activations()
-        self.optimizer = adamw(self.student.masters(), 8 if self.device.type == "cuda" else 32)
+        self.shares = Shares({name: layer.weight for name, layer in self.student.layers.items()}, Ranks())
+        self.optimizer = adamw(self.shares.owned.values(), 8 if self.device.type == "cuda" else 32)
 
     def _grid(self) -> Iterator[tuple[str, Quantized]]:
         for name, module in self.teacher.named_modules():
@@ -136,7 +140,7 @@ class Bench:
         config = Config(steps=1000, batch=self.size.batch, dtype=self.size.dtype, learning_rate=2e-6)
         head = self.student.model.lm_head.weight.detach()
         kind = Materialised if variant == "materialised" else Distillation
-        built = kind(config, self.student, head, states, teacher_head, split, self.optimizer)
+        built = kind(config, self.student, head, states, teacher_head, split, self.shares, self.optimizer)
         if isinstance(built, Materialised):
             built.teacher_model = self.teacher
         release()

@@ -53,7 +53,7 @@ def test_training_brings_the_student_closer_and_stores_what_it_quantised(folders
     index = json.loads((seen / "index.json").read_text())
     index["splits"]["val"] = index["splits"]["train"]
     (seen / "index.json").write_text(json.dumps(index))
-    metrics = train(Config(**SETTINGS | {"dtype": dtype}), teacher, student, seen, output)
+    metrics = train(Config(**SETTINGS | {"dtype": dtype}), teacher, student, seen, output.scratch, output)
     assert metrics["kl_after"] < metrics["kl_before"]
     assert 0 < metrics["codes_changed"] < 1
     curve = [json.loads(line) for line in (output.path / "curve.jsonl").read_text().splitlines()]
@@ -131,7 +131,7 @@ def test_nan_stops_with_the_step_named(folders, tmp_path, monkeypatch):
 
     monkeypatch.setattr("components.qad.train.forward_kl", diverging)
     with pytest.raises(StageError, match=r"step 2: loss nan") as caught:
-        train(Config(**SETTINGS), *folders, output_in(tmp_path))
+        train(Config(**SETTINGS), *folders, tmp_path, output_in(tmp_path))
     assert caught.value.exit_code == 1
 
 

@@ -1,0 +1,91 @@
+"""Real processes over gloo."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from components.contract.context import Output
+from components.contract.errors import UserError
+from components.contract.log import Log
+from components.qad.parallel import Ranks, Shares, started
+from components.qad.stage import Config
+from components.qad.train import train
+from components.store.backend import Store
+from components.store.work import Work
+
+SETTINGS = {
+    "steps": 6,
+    "batch": 4,
+    "learning_rate": 4.5e-3,
+    "dtype": "float32",
+    "evaluate_every": 3,
+    "evaluation_sequences": 5,
+    "checkpoint_every": 6,
+    "state_every": 3,
+}
+
+
+def run(folders, place, store, processes):
+    """Train as the stage does; return the curve, and the latents moved from the start."""
+    (place / "out").mkdir(parents=True)
+    output = Output(place / "out", place, Work(Store(str(store)), "_work/qad/x"), Log("qad"))
+    work = partial(train, Config(**SETTINGS), *folders, place)
+    with started(processes, place, partial(work, None)) as ranks:
+        work(output, ranks)
+    lines = [json.loads(line) for line in (output.path / "curve.jsonl").read_text().splitlines()]
+    return lines, load_file(output.path / "checkpoints/step-6/latents.safetensors")
+
+
+def assert_close(one, other, start):
+    for ours, theirs in zip(one[0], other[0], strict=True):
+        for key in ("loss", "grad_norm", "kl"):
+            assert ours.get(key) == pytest.approx(theirs.get(key), rel=1e-3), (ours["step"], key)
+    names = [name for name in start if name.endswith(".weight")]
+    apart = torch.cat([(one[1][name] - other[1][name]).flatten() for name in names])
+    moved = torch.cat([(one[1][name] - start[name]).flatten() for name in names])
+    assert apart.norm() / moved.norm() < 0.01
+
+
+@pytest.fixture
+def folders(tiny_model, tiny_student, tiny_sequences):
+    return tiny_model, tiny_student, tiny_sequences
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_and_continue_each_others_state(folders, tmp_path):
+    """The noise is that of the order in which fp32 gradients are added, which Adam passes on."""
+    from components.qad.student import Student
+
+    student = Student.open(folders[1], torch.float32)
+    start = {f"{name}.weight": layer.weight.detach() for name, layer in student.layers.items()}
+    whole = {count: run(folders, tmp_path / f"whole-{count}", tmp_path / f"store-{count}", count) for count in (1, 2)}
+    assert_close(whole[1], whole[2], start)
+    for before, after in ((1, 1), (1, 2), (2, 1)):
+        stored = Work(Store(str(tmp_path / f"store-{before}")), "_work/qad/x")
+        assert stored.get_folder("state", tmp_path / "state")
+        assert json.loads((tmp_path / "state/state.json").read_text())["step"] == 3
+        assert len(list((tmp_path / "state").glob("rank-*.pt"))) == before
+        continued = run(folders, tmp_path / f"{before}-{after}", tmp_path / f"store-{before}", after)
+        assert continued[0][:4] == whole[before][0][:4]
+        if before == after:
+            assert all(torch.equal(continued[1][name], whole[before][1][name]) for name in start)
+        else:
+            assert_close(continued, whole[before], start)
+
+
+def test_masters_are_shared_out_evenly_and_once():
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(1, 1000, (200,), generator=generator).tolist()
+    masters = {f"m{index}": torch.nn.Parameter(torch.zeros(size)) for index, size in enumerate(sizes)}
+    shares = [Shares(masters, Ranks(rank, 3)).owned for rank in range(3)]
+    assert sorted(name for share in shares for name in share) == sorted(masters)
+    loads = [sum(master.numel() for master in share.values()) for share in shares]
+    assert max(loads) - min(loads) < max(sizes)
+
+
+def test_a_batch_that_does_not_split_is_refused(folders, tmp_path):
+    with pytest.raises(UserError, match="4 sequences do not split into micro-batches of 1 on 3 processes"):
+        train(Config(**SETTINGS), *folders, tmp_path, ranks=Ranks(0, 3))
