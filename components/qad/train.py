@@ -5,6 +5,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def train(
     if config.batch % (config.micro_batch * ranks.world):
         parts = f"micro-batches of {config.micro_batch} on {ranks.world} processes"
         raise UserError(f"qad.batch: {config.batch} sequences do not split into {parts}")
-    run = Run(config, teacher, student, sequences, scratch, ranks)
+    with output.timed("load") if output else nullcontext():
+        run = Run(config, teacher, student, sequences, scratch, ranks)
     work = output and output.work
     step, curve = load_state(work, scratch, run.shares, run.optimizer, ranks)
     if not curve:
@@ -179,6 +181,7 @@ class Run(Distillation):
         found = distance(self.student, self.head, self.teacher_held_out, self.teacher_head, self.held_out, mine)
         parts = (found.kl * found.tokens, found.top1_agreement * found.tokens, found.tokens)
         kl, agreed, tokens = self.ranks.sum(*parts)
+        tokens = max(tokens, 1)
         return {"kl": kl / tokens, "top1_agreement": agreed / tokens, "codes_changed": self.student.codes_changed()}
 
 
