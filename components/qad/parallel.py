@@ -21,7 +21,10 @@ import torch
 from torch import distributed
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
-from components.contract.errors import TRANSIENT
+from components.contract.errors import TRANSIENT, TransientError
+
+_ENDED = "a process of the training ended early; run again to continue"
+_PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,9 @@ def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Itera
         count: processes, this one included.
         scratch: a folder that all share.
         work: what the others do; it is pickled.
+
+    Raises:
+        TransientError: another rank ended early. Where this one cannot notice, the process ends with that exit code.
     """
     if count == 1:
         yield Ranks()
@@ -121,6 +127,10 @@ def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Itera
         _join(ranks[0], meeting)
         yield ranks[0]
         ranks[0].meet()
+    except RuntimeError as error:  # perhaps of a collective call that lost its other end
+        if connection.wait([other.sentinel for other in others], _PATIENCE) and any(one.exitcode for one in others):
+            raise TransientError(_ENDED) from error
+        raise
     finally:
         over.set()
         for other in others:
@@ -143,10 +153,11 @@ def _other(ranks: Ranks, meeting: str, work: Callable[[Ranks], object]) -> None:
     _join(ranks, meeting)
     work(ranks)
     ranks.meet()
+    distributed.destroy_process_group()
 
 
 def _watch(others: list[BaseProcess], over: threading.Event) -> None:
     connection.wait([other.sentinel for other in others])
-    if not over.wait(1.0) and any(other.exitcode for other in others):
-        print("qad failed: a process of the training ended early; run again to continue", file=sys.stderr, flush=True)
+    if not over.wait(2 * _PATIENCE) and any(other.exitcode for other in others):
+        print(f"qad failed: {_ENDED}", file=sys.stderr, flush=True)
         os._exit(TRANSIENT)
