@@ -17,7 +17,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -44,6 +44,18 @@ from components.sequences.reader import Split
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # read when the GPU is first used
 VARIANTS = ("materialised", "chunked", "chunked-cached-teacher")
 BUDGET_GB = 80
+KERNELS = {
+    "matrix products": ("nvjet", "gemm", "cutlass", "aten::mm", "aten::bmm", "aten::addmm"),
+    "attention": ("sdpa", "flash", "fmha", "scaled_dot_product"),
+    "gated delta rule, in Triton": ("chunk_", "recompute_w_u", "solve_tril", "wy_repr", "l2norm"),
+    "convolution": ("conv",),
+    "fake quantiser": ("_kernel", "_StraightThrough"),
+    "softmax": ("softmax",),
+    "optimizer": ("optimizer", "Optimizer", "adamw"),
+    "element by element, sums and copies": ("elementwise", "reduce", "copy", "Memcpy", "Memset", "cat", "index"),
+}
+"""Kinds of kernels by what their names hold; the first that fits counts."""
+
 QUANTISED = ("in_proj_qkv", "in_proj_z", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")
 ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_interleaved": True}
 
@@ -232,8 +244,8 @@ def longest(bench: Bench, variant: str) -> tuple[int, dict[str, float]]:
     return low * bench.size.step_length, best
 
 
-def kernels(bench: Bench, variant: str, length: int) -> list[tuple[str, float]]:
-    """Return kernels and their share of one step's GPU time, the largest first; operators' on a CPU."""
+def kernels(bench: Bench, variant: str, length: int) -> dict[str, float]:
+    """Print the longest kernels of one step; return each kind's share of its GPU time (operators' on a CPU)."""
     from torch.profiler import ProfilerActivity, profile
 
     distillation = bench.distillation(variant, length)
@@ -242,10 +254,21 @@ def kernels(bench: Bench, variant: str, length: int) -> list[tuple[str, float]]:
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as trace:
         distillation.step(1)
         wait()
-    time_of: Callable[[Any], float] = lambda e: e.self_device_time_total if on_gpu else e.self_cpu_time_total  # noqa: E731
-    events = sorted(trace.key_averages(), key=time_of, reverse=True)
-    total = sum(map(time_of, events))
-    return [(event.key[:70], time_of(event) / total) for event in events[:16]]
+    spent = {
+        event.key: event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        for event in trace.key_averages()
+    }
+    total, shares = sum(spent.values()), dict.fromkeys([*KERNELS, "other"], 0.0)
+    for name, time_of in sorted(spent.items(), key=lambda one: -one[1]):
+        kind = next((kind for kind, parts in KERNELS.items() if _is(name, parts)), "other")
+        shares[kind] += time_of / total
+        if time_of > 0.005 * total:
+            print(f"  {time_of / total:6.1%} {kind}: {name[:100]}", flush=True)
+    return shares
+
+
+def _is(name: str, parts: tuple[str, ...]) -> bool:
+    return any(name == part if part == "_kernel" else part in name for part in parts)
 
 
 def run(size: Size, command: str, quick: bool) -> list[dict[str, Any]]:
@@ -271,9 +294,7 @@ def run(size: Size, command: str, quick: bool) -> list[dict[str, Any]]:
         rows = _rows(size, taken)
         study.write("qad-memory", command, _versions(), rows)
         shares = kernels(bench, "chunked", size.length)
-        for name, share in shares:
-            print(f"  {share:6.1%} {name}", flush=True)
-        rows += [study.row("chunked", "share of GPU time", share, "", note=f"`{name}`") for name, share in shares[:8]]
+        rows += [study.row("chunked", "share of GPU time", share, "", note=kind) for kind, share in shares.items()]
         study.write("qad-memory", command, _versions(), rows)
         if not quick:
             rows += _lengths(bench)
