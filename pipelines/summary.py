@@ -76,8 +76,9 @@ def _rows(metrics: dict[str, dict[str, Any]]) -> list[tuple[str, list[str]]]:
         cells = [_figure(one.get("quality", {}).get(suite), "score", 3) for one in metrics.values()]
         rows.append((f"quality: {suite}", cells))
     rows.append(("acceptance length", [_figure(one.get("acceptance_length"), "value", 3) for one in metrics.values()]))
-    bigram = [_figure((one.get("acceptance_length") or {}).get("bigram"), "value", 3) for one in metrics.values()]
-    rows.append(("  of a bigram drafter", bigram))
+    for title, other in (("  of a bigram drafter", "bigram"), ("  gained over it", "gain_over_bigram")):
+        cells = [_figure((one.get("acceptance_length") or {}).get(other), "value", 3) for one in metrics.values()]
+        rows.append((title, cells))
     for regime in _names(metrics, "latency"):
         cells = [_figure(one.get("latency", {}).get(regime), "median_ms", 0) for one in metrics.values()]
         rows.append((f"latency: {regime}, ms", cells))

@@ -1,4 +1,7 @@
-"""What the drafter sees of the target: hidden states of tapped layers, from a forward that stops at the last one."""
+"""What the drafter sees of the target: hidden states of tapped layers, from a forward that stops at the last one.
+
+A drafter that learns from the target's distribution needs the target's last hidden state too, and a whole forward.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,15 +38,17 @@ class _LastTapReached(Exception):
 
 
 class TargetFeatures:
-    """Computes features with the target; a conversation at a time, so they do not depend on any batching."""
+    """Computes features with the target; a conversation at a time, so they do not depend on any batching.
 
-    def __init__(self, target: torch.nn.Module, taps: Sequence[int]) -> None:
-        self._target, self._taps = target, list(taps)
-        self._layers = target.get_decoder().layers
+    With ``final`` the normalised last hidden state, from which the head makes logits, follows the tapped ones.
+    """
+
+    def __init__(self, target: torch.nn.Module, taps: Sequence[int], final: bool = False) -> None:
+        self._decoder, self._taps, self._final = target.get_decoder(), list(taps), final
 
     @torch.no_grad()
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return [length, taps·hidden] in the target's dtype for int64 ``token_ids`` [length]."""
+        """Return [length, taps·hidden (+ hidden)] in the target's dtype for int64 ``token_ids`` [length]."""
         caught: dict[int, torch.Tensor] = {}
 
         def catch(tap: int) -> Callable[..., None]:
@@ -51,20 +56,22 @@ class TargetFeatures:
                 _module: torch.nn.Module, _inputs: object, output: torch.Tensor | tuple[torch.Tensor, ...]
             ) -> None:
                 caught[tap] = (output[0] if isinstance(output, tuple) else output)[0]
-                if len(caught) == len(self._taps):
+                if len(caught) == len(self._taps) and not self._final:
                     raise _LastTapReached
 
             return hook
 
-        hooks = [self._layers[tap].register_forward_hook(catch(tap)) for tap in self._taps]
+        last = []
+        hooks = [self._decoder.layers[tap].register_forward_hook(catch(tap)) for tap in self._taps]
         try:
-            self._target(input_ids=token_ids[None].to(self._target.device), use_cache=False, logits_to_keep=1)
+            states = self._decoder(input_ids=token_ids[None].to(self._decoder.device), use_cache=False)
+            last.append(states.last_hidden_state[0])
         except _LastTapReached:
             pass
         finally:
             for hook in hooks:
                 hook.remove()
-        return torch.cat([caught[tap] for tap in self._taps], dim=-1)
+        return torch.cat([*(caught[tap] for tap in self._taps), *last], dim=-1)
 
 
 def cached(compute: TargetFeatures, chats: Sequence[Chat], path: Path, output: Output) -> Features:

@@ -12,7 +12,7 @@ from components.contract.errors import UserError
 from components.contract.stage import Port
 
 ROLE = "train"
-VERSION = 1
+VERSION = 2
 INPUTS = {
     "target": Port("the model folder the drafter drafts for, dense or W4A16"),
     "chats": Port("chats that this target answered (regen)"),
@@ -44,6 +44,9 @@ class Config(StageConfig):
     held_out: float = Field(0.02, gt=0, lt=1, description="Share of the chats that are evaluated, not trained on")
     anchors: int = Field(512, ge=1, description="Anchors drawn per conversation and step")
     gamma: float = Field(7.0, gt=0, description="Decay of the slots' loss weights, exp(−(k−1)/γ)")
+    loss: Literal["cross_entropy", "kl"] = Field(
+        "cross_entropy", description="Learn the stored tokens, or the target's distribution there"
+    )
     epochs: int = Field(2, ge=0, description="Passes over the chats")
     batch: int = Field(32, ge=1, description="Conversations per optimiser step")
     learning_rate: float = Field(1e-3, gt=0, description="Peak of the cosine schedule")
@@ -100,7 +103,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     data.refuse_mask_token(drafter.mask_token_id, every)
 
     with output.timed("features"):
-        compute = features.TargetFeatures(target, model.taps_of(drafter))
+        compute = features.TargetFeatures(target, model.taps_of(drafter), final=config.loss == "kl")
         if config.cache_features:
             look_up = features.cached(compute, every, output.scratch / "features.bin", output)
         else:
@@ -112,7 +115,8 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         )
 
     def neural() -> dict[str, Any]:
-        return score(evaluate.neural(drafter, lambda index: look_up(len(chats.train) + index), dtype))
+        width = drafter.fc.in_features
+        return score(evaluate.neural(drafter, lambda index: look_up(len(chats.train) + index)[:, :width], dtype))
 
     slots, vocabulary = drafter.block_size - 1, drafter.embed_tokens.num_embeddings
     with output.timed("baselines"):
@@ -129,6 +133,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         clip=config.clip,
         anchors=config.anchors,
         gamma=config.gamma,
+        loss=config.loss,
         seed=config.seed,
         dtype=dtype,
     )

@@ -14,7 +14,7 @@ from components.contract.errors import UserError
 from components.drafter.blocks import random_anchors, seed_of
 from components.drafter.data import Chat
 from components.drafter.features import Features
-from components.drafter.loss import weight_sum, weighted_loss
+from components.drafter.loss import Kind, weight_sum, weighted_loss
 from components.drafter.model import trained_parameters
 from components.store.work import Work
 
@@ -33,6 +33,7 @@ class Schedule:
     clip: float
     anchors: int
     gamma: float
+    loss: Kind
     seed: int
     dtype: torch.dtype
 
@@ -86,6 +87,7 @@ class Trainer:
         self._optimiser = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": schedule.weight_decay}, {"params": plain, "weight_decay": 0.0}],
             lr=schedule.learning_rate,
+            fused=True,
         )
 
     def run(self, evaluate_every: int, save_every: int, save: Callable[[], None], log: Callable[..., None]) -> State:
@@ -167,7 +169,7 @@ class Trainer:
             chat = self.chats[index]
             states, ids, places = (part.to(device) for part in (self.features(index), chat.token_ids, anchors[index]))
             with torch.autocast(device.type, plan.dtype, enabled=plan.dtype != torch.float32):
-                loss = weighted_loss(self.drafter, states, ids, places, plan.gamma)
+                loss = weighted_loss(self.drafter, states, ids, places, plan.gamma, plan.loss)
             (loss / denominator).backward()
             total += float(loss.detach()) / denominator
             self.state.tokens += len(chat.token_ids)

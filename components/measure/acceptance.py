@@ -6,7 +6,7 @@ or from a replayed drafter alike.
 
 from typing import Any
 
-from components.measure.intervals import ratio_interval
+from components.measure.intervals import difference_interval, ratio_interval
 
 Record = dict[str, Any]
 
@@ -21,6 +21,26 @@ def summarise(records: list[Record], seed: int) -> dict[str, Any]:
     kinds = sorted({record["category"] for record in drafted})
     by_kind = {kind: _length([record for record in drafted if record["category"] == kind], seed) for kind in kinds}
     return {**_length(drafted, seed), "per_position": _per_position(drafted), "by_kind": by_kind}
+
+
+def gain(records: list[Record], others: list[Record], seed: int) -> dict[str, Any]:
+    """Return how much longer ``records`` are than ``others``, another drafter's on the same prompts in the same order.
+
+    ``value`` is the difference of the two pooled lengths, ``low`` and ``high`` its interval with prompts resampled in
+    pairs, ``n`` the prompts on which both drafted.
+    """
+    pairs = [(one, other) for one, other in zip(records, others, strict=True) if one["drafts"] and other["drafts"]]
+    if not pairs:
+        return {"value": None, "low": None, "high": None, "n": 0}
+    accepted, drafts, other_accepted, other_drafts = (
+        [sum(one["accepted"]) for one, _ in pairs],
+        [one["drafts"] for one, _ in pairs],
+        [sum(other["accepted"]) for _, other in pairs],
+        [other["drafts"] for _, other in pairs],
+    )
+    low, high = difference_interval((accepted, drafts), (other_accepted, other_drafts), seed)
+    value = sum(accepted) / sum(drafts) - sum(other_accepted) / sum(other_drafts)
+    return {"value": value, "low": low, "high": high, "n": len(pairs)}
 
 
 def _length(records: list[Record], seed: int) -> dict[str, Any]:

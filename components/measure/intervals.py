@@ -41,6 +41,21 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], s
     return bootstrap(len(above), lambda indices: above[indices].sum(axis=1) / below[indices].sum(axis=1), seed)
 
 
+def difference_interval(
+    one: tuple[Sequence[float], Sequence[float]], other: tuple[Sequence[float], Sequence[float]], seed: int
+) -> Interval:
+    """Return the paired bootstrap interval of Σa / Σb − Σc / Σd for ``one`` = (a, b) and ``other`` = (c, d).
+
+    Item i of all four belongs together and is resampled together.
+    """
+    a, b, c, d = (np.asarray(values, dtype=np.float64) for values in (*one, *other))
+    return bootstrap(
+        len(a),
+        lambda i: a[i].sum(axis=1) / b[i].sum(axis=1) - c[i].sum(axis=1) / d[i].sum(axis=1),
+        seed,
+    )
+
+
 def wilson(share: float, count: int) -> tuple[float, float]:
     """Return Wilson's score interval of a share observed on ``count`` independent items."""
     spread = Z * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))

@@ -97,6 +97,7 @@ def measure_acceptance(bench: Bench, samples: list[Row], chats: Path | None) -> 
             drafts, accepted = replay(bigram, sample["token_ids"], drafted)
             replayed.append({**sample, "drafts": drafts, "accepted": accepted})
         figures["bigram"] = acceptance.summarise(replayed, seed)
+        figures["gain_over_bigram"] = acceptance.gain(serial, replayed, seed)
         raw["bigram"] = _drafts(replayed)
     bench.write("acceptance.json", {**figures, "prompts": raw})
     return figures

@@ -4,6 +4,9 @@ A GGUF model that transformers loaded refuses to be saved, and the tokenizer it 
 weights go into a fresh model of the same config, and every special token is taken from the ids the file declares.
 """
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -16,8 +19,9 @@ def convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    with _parsed_once():
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     values = {
         name: _shortest(value)
         for name, value in loaded.config.to_dict().items()
@@ -34,6 +38,21 @@ def convert(gguf: Path, folder: Path) -> None:
             setattr(model.generation_config, f"{name}_token_id", token_id)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Keep what transformers asks of a file again and again: its parsed form (3 times) and names (once a module)."""
+    import gguf
+
+    kept = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+    try:
+        for name, function in kept.items():
+            setattr(gguf, name, functools.cache(function))
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(gguf, name, function)
 
 
 def _shortest(value: object) -> object:

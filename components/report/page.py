@@ -108,7 +108,7 @@ def figures(tasks: Tasks) -> list[str]:
             drawn.append(_curve(task, "QAD: loss", "KL (nats)", ["loss"]))
             drawn.append(_curve(task, "QAD: held-out KL to the teacher", "KL (nats)", ["kl"]))
         if task.stage == "drafter" and task.curve:
-            drawn.append(_curve(task, f"{task.name}: loss", "cross entropy (nats)", ["loss"]))
+            drawn.append(_curve(task, f"{task.name}: loss", "nats", ["loss"]))
             drawn.append(_curve(task, f"{task.name}: held-out accept-length", "tokens", ["accept_length"]))
     measured = _measures(tasks)
     per_position: plots.Series = {

@@ -38,12 +38,18 @@ class Profile(StageConfig):
 
 # Two of these save most of a CPU start: eager execution together with an explicit KV cache size needs no warm-up pass.
 # The automatic thread binding takes one logical CPU a core and keeps one back; unbound threads use all of them.
+# Without vLLM's multiprocessing the engine runs the model in its own process: otherwise it polls for a worker's answer,
+# which takes most of a core, and starts one more interpreter.
 CPU = Profile(
     dtype="auto",
     max_model_len=2048,
     max_num_seqs=32,
     enforce_eager=True,
-    env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+    env={
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    },
 )
 A10G = Profile(
     max_model_len=8704,

@@ -60,6 +60,8 @@ def _rows(metrics: dict[str, dict]) -> list[dict]:
             rows.append(_interval(label, "acceptance_length", found, "tokens", found["n"]))
             if bigram := found.get("bigram"):
                 rows.append(_interval("bigram", "acceptance_length", bigram, "tokens", bigram.get("n", found["n"])))
+                gain, note = found["gain_over_bigram"], "difference on the same prompts, resampled in pairs"
+                rows.append(_interval(f"{label} - bigram", "acceptance_length", gain, "tokens", gain["n"], note))
         for regime, found in measured.get("latency", {}).items():
             one = {"value": found["median_ms"], **found}
             rows.append(_interval(label, "latency_ms", one, "ms", found["n"]) | {"regime": regime, "device": "cpu"})

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+from components.contract.stage import load
 from components.store.artifact import commit
 from components.store.backend import Store
 from pipelines.plan import Plan
@@ -28,7 +29,7 @@ def commit_all(plan: Plan, store: Store, folder: Path, names: set[str] | None = 
                 inputs.setdefault(port, []).append(uri)
         config = next(value for flag, value in flags if flag == "--config")
         manifest = {
-            "version": 1,
+            "version": load(task.stage).VERSION,
             "config": json.loads(config),
             "inputs": inputs,
             "salt": next((value for flag, value in flags if flag == "--salt"), None),

@@ -76,6 +76,32 @@ def test_the_loss_is_the_float64_formula(drafter, target):
     assert slot_weights(torch.ones(1, 3, dtype=torch.bool), gamma)[0, 0] == 1
 
 
+def test_the_kl_loss_is_the_float64_formula_of_the_target_s_own_logits(target):
+    """Slot k is compared with what the target itself says after the token before it, over the drafted tokens."""
+    torch.manual_seed(0)
+    kept = torch.tensor([2, 40, 50, 60, 200])
+    for drafted in (None, kept):
+        drafter = model.attach(
+            model.build(target.config, layers=1, taps=[0, 2], block_size=4, mask_token=3, draft_tokens=drafted), target
+        )
+        features = TargetFeatures(target, [0, 2], final=True)(TOKENS)
+        anchors, gamma = torch.tensor([4, 8]), 3.0
+        loss = weighted_loss(drafter, features, TOKENS, anchors, gamma, "kl")
+        hidden = block_hidden(drafter, features[:, : drafter.fc.in_features], TOKENS, anchors).double()
+        with torch.no_grad():
+            whole = target(input_ids=TOKENS[None]).logits[0].double()
+        rows = slice(None) if drafted is None else drafted
+        expected = 0.0
+        for block, anchor in enumerate([4, 8]):
+            for slot in range(1, 4):
+                if anchor + slot < len(TOKENS):
+                    wanted = log_softmax(whole[anchor + slot - 1, rows], -1)
+                    given = log_softmax(hidden[block, slot] @ drafter.lm_head.weight.double().T, -1)
+                    weight = torch.exp(torch.tensor(-(slot - 1) / gamma, dtype=torch.float64))
+                    expected += float(weight * (wanted.exp() * (wanted - given)).sum())
+        torch.testing.assert_close(float(loss), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_trimmed_vocabulary_drafts_target_ids_and_survives_the_file(target, tmp_path):
     torch.manual_seed(0)
     kept = torch.tensor([2, 40, 50, 60, 200])
