@@ -38,8 +38,8 @@ class Profile(StageConfig):
 
 # Two of these save most of a CPU start: eager execution together with an explicit KV cache size needs no warm-up pass.
 # The automatic thread binding takes one logical CPU a core and keeps one back; unbound threads use all of them.
-# Without vLLM's multiprocessing the engine runs the model in its own process: otherwise it polls for a worker's answer,
-# which takes most of a core, and starts one more interpreter.
+# Without vLLM's multiprocessing the engine runs the model in its own process: otherwise it starts one more interpreter
+# and polls for its answers, which takes most of a core.
 CPU = Profile(
     dtype="auto",
     max_model_len=2048,
