@@ -35,6 +35,6 @@ def distance(
     with student.frozen():
         for index in indices:
             states = states_of(student.model, split, [index])
-            kl, same = divergence(states, student_head, teacher(index), teacher_head)
+            kl, same = divergence(states, student_head, teacher(index).to(states.device), teacher_head)
             total, agreed, tokens = total + kl, agreed + same, tokens + len(states)
     return Distance(total / max(tokens, 1), agreed / max(tokens, 1), tokens)
