@@ -53,9 +53,24 @@ def build(recipe: Recipe) -> list[Task]:
     def files(names: list[str]) -> list[LocalFile]:
         return [LocalFile(recipe.file(name)) for name in names]
 
-    # The teacher answers prompts a.
+    def prompts(name: str, earlier: Sequence[str], held_out: Sequence[Source]) -> str:
+        return add(
+            name,
+            model="teacher",
+            files=files(recipe.files.of_prompts(name)),
+            manifest=files(recipe.files.manifest_of(name)),
+            exclude=[one for one in earlier if recipe.share_prompts(name, one)],
+            held_out=held_out,
+        )
+
+    # What is measured on is set aside first; what is trained on overlaps with none of it.
     teacher = add("teacher")
-    prompts_a = add("prompts_a", files=files(recipe.files.of_prompts("prompts_a")))
+    tasks_files = files(recipe.files.tasks)
+    prompts_eval = prompts("prompts_eval", [], [])
+    measured_on: list[Source] = [prompts_eval, *tasks_files]
+
+    # The teacher answers prompts a.
+    prompts_a = prompts("prompts_a", [prompts_eval], measured_on)
     regen_a = add("regen_a", prompts=prompts_a, model=teacher)
 
     # Its answers train the INT4 target on a frozen grid.
@@ -70,17 +85,13 @@ def build(recipe: Recipe) -> list[Task]:
 
     # A first drafter learns beside QAD; a second starts from it and learns from the packed target's own answers.
     drafter_1 = add("drafter_1", target=teacher, chats=regen_a)
-    prompts_b = add("prompts_b", files=files(recipe.files.of_prompts("prompts_b")), exclude=prompts_a)
+    prompts_b = prompts("prompts_b", [prompts_eval, prompts_a], measured_on)
     regen_b = add("regen_b", prompts=prompts_b, model=pack)
     drafter_2 = add("drafter_2", target=pack, chats=regen_b, init=drafter_1)
     gptq = add("gptq", drafter=drafter_2, target=pack, chats=regen_b)
     bundle = add("bundle", target=pack, drafter=gptq)
 
     # Three measurements on held-out prompts, each against the one before it.
-    prompts_eval = add(
-        "prompts_eval", files=files(recipe.files.of_prompts("prompts_eval")), exclude=[prompts_a, prompts_b]
-    )
-    tasks_files = files(recipe.files.tasks)
     baseline = add("measure_baseline", model=teacher, prompts=prompts_eval, tasks=tasks_files)
     target = add("measure_target", model=pack, prompts=prompts_eval, tasks=tasks_files, baseline=baseline)
     add("measure_pair", model=bundle, prompts=prompts_eval, tasks=tasks_files, baseline=target, chats=regen_b)

@@ -83,11 +83,19 @@ class Files(Strict):
     prompts_a: list[str] = Field([], description="JSONL prompt files of prompts_a")
     prompts_b: list[str] = Field([], description="JSONL prompt files of prompts_b")
     prompts_eval: list[str] = Field([], description="JSONL prompt files of prompts_eval, the held-out prompts")
-    tasks: list[str] = Field([], description="Quality task files, read by every measurement")
+    manifests: dict[str, str] = Field({}, description="Manifest of ids by prompts task: it draws from these alone")
+    tasks: list[str] = Field(
+        [],
+        description="Quality task files of every measurement; prompts that are trained on do not overlap with them",
+    )
 
     def of_prompts(self, task: str) -> list[str]:
         """Return the prompt files of one prompts task."""
         return getattr(self, task) or self.prompts
+
+    def manifest_of(self, task: str) -> list[str]:
+        """Return the manifest of one prompts task, in a list; empty when it has none."""
+        return [self.manifests[task]] if task in self.manifests else []
 
 
 class Resources(Strict):
@@ -116,6 +124,13 @@ class Recipe:
     def file(self, name: str) -> Path:
         """Return the absolute path of a file that the recipe names."""
         return (self.path.parent / name).resolve()
+
+    def share_prompts(self, one: str, other: str) -> bool:
+        """Say whether two prompts tasks draw from the same splits or files, at least in part."""
+        first, second = self.configs[one].dataset, self.configs[other].dataset  # type: ignore[attr-defined]
+        if first and second:
+            return first.id == second.id and not set(first.splits).isdisjoint(second.splits)
+        return not set(self.files.of_prompts(one)).isdisjoint(self.files.of_prompts(other))
 
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
@@ -225,6 +240,8 @@ def _prompt_sources(configs: dict[str, Any], files: Files) -> list[str]:
         if config and bool(config.dataset) == bool(files.of_prompts(task)):
             many = "give one of the two" if config.dataset else "one of the two says where prompts come from"
             faults.append(f"{task}.dataset, files.{task}: {many}")
+    known = SHARED["prompts"]
+    faults.extend(_unknown(f"files.manifests.{name}", name, known) for name in files.manifests if name not in known)
     return faults
 
 

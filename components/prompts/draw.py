@@ -1,150 +1,107 @@
-"""The draw itself: clean rows, drop what must not be asked twice, and take those whose hash comes first."""
+"""The draw itself: the prompts with the smallest keys that are short enough, until each quota is met."""
 
-import hashlib
-import heapq
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
 
-from components.chats.rows import Row, read_rows
+import numpy as np
+
+from components.chats.template import Template, render
+from components.chats.tokenizer import Tokenizer
 from components.contract.errors import UserError
+from components.contract.log import Log
+from components.prompts.pool import Candidate, Pool
+from components.prompts.read import Parts
+from components.prompts.statistics import by_category, dropped
+from components.store.work import Work
+
+STEP = 100_000
+"""Prompts measured before the next are looked up: this bounds memory."""
+
+_BATCH = 512
 
 
-@dataclass
-class Excluded:
-    """Prompts of earlier draws, by id and by the hash of their user text."""
+class Meter:
+    """Measures candidates in tokens, rendered and then encoded; what is measured survives a kill."""
 
-    ids: set[str] = field(default_factory=set)
-    texts: set[str] = field(default_factory=set)
+    def __init__(self, tokenizer: Tokenizer, template: Template, parts: Parts, work: Work) -> None:
+        self._tokenizer, self._template, self._parts, self._work = tokenizer, template, parts, work
+        self._step = 0
 
-    @classmethod
-    def of(cls, folders: Iterable[Path]) -> "Excluded":
-        """Read the prompts of earlier artifacts."""
-        excluded = cls()
-        for folder in folders:
-            for row in read_rows(folder):
-                excluded.ids.add(row["id"])
-                excluded.texts.add(text_hash(row["conversations"]))
-        return excluded
+    def measure(self, candidates: list[Candidate]) -> Iterator[tuple[int, str, int]]:
+        """Yield each candidate's number, its conversation as JSON and its length in tokens, part by part.
 
-    def __bool__(self) -> bool:
-        return bool(self.ids)
+        Called with the same candidates in the same order after a kill, it reads the lengths that it has.
+        """
+        names = self._parts.names()
+        for part, group in groupby(sorted(candidates, key=lambda one: one[1:]), key=lambda one: one[1]):
+            rows, _, positions = zip(*group, strict=True)
+            column = self._parts.table(names[part], ["conversation"]).column("conversation").take(list(positions))
+            key = f"lengths/{self._step:05d}-{part:05d}"
+            known = self._work.get(key)
+            lengths: list[int] = [] if known is None else np.frombuffer(known, np.int32).tolist()
+            for start in range(0, len(rows), _BATCH):
+                conversations = column.slice(start, _BATCH).to_pylist()
+                if known is None:
+                    texts = [render(self._tokenizer, json.loads(one), self._template) for one in conversations]
+                    lengths += self._tokenizer.lengths(texts)
+                yield from zip(rows[start : start + _BATCH], conversations, lengths[start:], strict=False)
+            if known is None:
+                self._work.put(key, np.array(lengths, np.int32).tobytes())
+        self._step += 1
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """The prompts, in the order of their hashes, and the statistics beside them."""
+class Draw:
+    """Draws from a pool what a stage's config asks for. ``place`` names the source in errors."""
 
-    rows: list[Row]
-    statistics: dict[str, Any]
+    pool: Pool
+    parts: Parts
+    meter: Meter
+    longest: int
+    place: str
+    log: Log
 
+    def uniform(self, count: int) -> None:
+        """Draw ``count`` prompts of any category."""
+        if lacking := self._take(None, count):
+            raise self._short("count", count, lacking)
 
-def draw(rows: Iterable[Row], config: Any, excluded: Excluded, place: str) -> Drawn:
-    """Return ``config.count`` prompts: those with the smallest sha256 of seed and id, overall or in each category.
+    def quotas(self, quotas: dict[str, int], fill: bool) -> dict[str, int]:
+        """Draw so many prompts of each category; return how many it lacks, where any.
 
-    Only the first of several rows with the same normalised user text or the same id counts, whatever is drawn: so a
-    draw with a larger count contains the smaller one. Raises :class:`UserError` naming ``place`` when it holds too
-    few usable prompts, and when ``excluded`` matches none of its rows (a sign of the wrong exclusion).
-    """
-    dropped: Counter[str] = Counter()
-    pools: dict[str, _Smallest] = {}
-    usable = 0
-    for row in _fresh(rows, config.max_characters, excluded, dropped):
-        usable += 1
-        category = row["category"] if config.quotas else ""
-        wanted = config.quotas.get(category, 0) if config.quotas else config.count
-        key = hashlib.sha256(f"{config.seed}:{row['id']}".encode()).hexdigest()
-        pools.setdefault(category, _Smallest(wanted)).add(key, row)
-    if usable == 0 and not dropped:
-        raise UserError(
-            f"{place}: no rows there; a JSONL row is {{id?, category?, conversations: [{{role, content}}]}}"
+        With ``fill`` those are drawn from all the categories together, else that is an error.
+        """
+        lacking = {category: self._take([category], count) for category, count in quotas.items()}
+        lacking = {category: count for category, count in lacking.items() if count}
+        if lacking and not fill:
+            category, count = next(iter(lacking.items()))
+            raise self._short(f"quotas.{category}", quotas[category], count)
+        if lacking and (left := self._take(list(quotas), sum(lacking.values()))):
+            raise self._short("quotas", sum(quotas.values()), left)
+        return lacking
+
+    def _take(self, categories: list[str] | None, count: int) -> int:
+        """Draw the prompts with the smallest keys, passing over long ones; return how many are not there."""
+        left = count
+        while left and (candidates := self.pool.first(categories, min(left, STEP))):
+            long: list[int] = []
+            left -= self.pool.choose(self._short_enough(candidates, long))
+            self.pool.reject(long, "too long")
+            self.log.progress(count - left, count, of=",".join(categories or ["all"]))
+        return left
+
+    def _short_enough(self, candidates: list[Candidate], long: list[int]) -> Iterator[tuple[int, str, int]]:
+        for row, conversation, tokens in self.meter.measure(candidates):
+            if tokens > self.longest:
+                long.append(row)
+            else:
+                yield row, conversation, tokens
+
+    def _short(self, field: str, asked: int, lacking: int) -> UserError:
+        reasons = dropped(by_category(self.parts, self.pool))
+        said = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "none"
+        return UserError(
+            f"{field}: {asked} asked, {self.place} has {asked - lacking} usable prompts (dropped: {said})"
         )
-    if excluded and not dropped["excluded"]:
-        raise UserError(f"{place}: the excluded draw matches none of its rows; is it of another data set?")
-    for category, wanted in (config.quotas or {"": config.count}).items():
-        found = len(pools[category].rows()) if category in pools else 0
-        if found < wanted:
-            what = f"quotas.{category}" if category else "count"
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "none"
-            raise UserError(f"{what}: {wanted} asked, {place} has {found} usable prompts (dropped: {reasons})")
-    chosen = sorted((pair for pool in pools.values() for pair in pool.rows()), key=lambda pair: pair[0])
-    result = [row for _, row in chosen]
-    return Drawn(
-        result,
-        {
-            "prompts": len(result),
-            "categories": dict(sorted(Counter(row["category"] for row in result).items())),
-            "usable": usable,
-            "dropped": dict(sorted(dropped.items())),
-        },
-    )
-
-
-def _fresh(rows: Iterable[Row], longest: int, excluded: Excluded, dropped: Counter[str]) -> Iterator[Row]:
-    """Yield cleaned rows that were not met before; count the others by reason."""
-    ids: set[str] = set()
-    texts: set[str] = set()
-    for row in rows:
-        conversation = clean(row)
-        if conversation is None:
-            dropped["malformed"] += 1
-            continue
-        if not conversation:
-            dropped["no user turn"] += 1
-            continue
-        if sum(len(turn["content"]) for turn in conversation) > longest:
-            dropped["too long"] += 1
-            continue
-        text = text_hash(conversation)
-        row_id = str(row.get("id") or text[:16])
-        if text in texts or row_id in ids:
-            dropped["duplicate"] += 1
-            continue
-        texts.add(text)
-        ids.add(row_id)
-        if row_id in excluded.ids or text in excluded.texts:
-            dropped["excluded"] += 1
-            continue
-        yield {"id": row_id, "category": str(row.get("category") or "all"), "conversations": conversation}
-
-
-def clean(row: Row) -> list[dict[str, str]] | None:
-    """Return the row's turns without trailing assistant turns; empty without a user turn, None when malformed."""
-    turns = row.get("conversations") or row.get("messages")
-    if not isinstance(turns, list):
-        return None
-    kept = []
-    for turn in turns:
-        if not isinstance(turn, dict) or not isinstance(turn.get("content"), str):
-            return None
-        if turn.get("role") not in ("system", "user", "assistant"):
-            return None
-        kept.append({"role": turn["role"], "content": turn["content"]})
-    while kept and kept[-1]["role"] != "user":
-        kept.pop()
-    return kept if kept and kept[-1]["content"].strip() else []
-
-
-def text_hash(conversation: list[dict[str, str]]) -> str:
-    """Return the sha256 of the user turns' text in lower case with runs of white space made one."""
-    users = (turn["content"] for turn in conversation if turn["role"] == "user")
-    return hashlib.sha256(re.sub(r"\s+", " ", "\n".join(users)).strip().lower().encode()).hexdigest()
-
-
-class _Smallest:
-    """Keeps the ``limit`` rows with the smallest keys; memory stays a small multiple of that."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._rows: list[tuple[str, Row]] = []
-
-    def add(self, key: str, row: Row) -> None:
-        self._rows.append((key, row))
-        if len(self._rows) > 4 * self._limit + 1000:
-            self._rows = self.rows()
-
-    def rows(self) -> list[tuple[str, Row]]:
-        return heapq.nsmallest(self._limit, self._rows, key=lambda pair: pair[0])

@@ -16,6 +16,7 @@ from components.store.backend import Store
 from pipelines.dag import LocalFile, build
 from pipelines.plan import Plan, Selection, force, make_plan, render_table, unforce
 from pipelines.recipe import load_recipe
+from tests.components.byte_tokenizer import byte_tokenizer
 from tests.pipelines.planning import RECIPES, TINY, commit_all, named, states
 
 BELOW_GPTQ = {"gptq", "bundle", "measure_pair", "gate", "report", "deploy"}
@@ -87,7 +88,7 @@ def test_the_prompt_count_reruns_everything_below(folder: Store, tmp_path: Path)
     commit_all(plan_of(folder), folder, tmp_path / "x")
     count = load_recipe(TINY).configs["prompts_a"].count
     plan = plan_of(folder, f"prompts_a.count={count - 1}")
-    assert named(plan, "cached") == {"teacher", "ptq"}
+    assert named(plan, "cached") == {"teacher", "ptq", "prompts_eval", "measure_baseline"}
     assert why(plan, "prompts_a") == f"count {count} -> {count - 1}"
     assert why(plan, "regen_a") == "below prompts_a"
 
@@ -205,7 +206,7 @@ def test_a_missing_file_blocks_what_reads_it_and_all_below(with_files: Path, fol
     plan = make_plan(load_recipe(with_files), folder)
     assert why(plan, "prompts_a") == f"{tmp_path / 'mine.jsonl'}: no such file"
     assert why(plan, "regen_a") == "below prompts_a, which is blocked"
-    assert named(plan, "run") == {"teacher", "ptq"}
+    assert named(plan, "run") == {"teacher", "ptq", "prompts_eval", "prompts_b", "measure_baseline"}
 
 
 def test_an_int4_checkpoint_takes_the_place_of_ptq(tmp_path: Path, folder: Store) -> None:
@@ -226,6 +227,28 @@ def test_the_report_needs_no_success_of_the_gate_and_nothing_needs_the_report(fo
     assert set(tasks["report"].needs) == tasks.keys() - {"gate", "report", "deploy"}
     assert all("report" not in task.needs + task.soft_needs for task in tasks.values())
     assert "gate" in tasks["deploy"].needs
+
+
+def test_what_is_measured_on_is_kept_out_of_what_is_trained_on(tmp_path: Path) -> None:
+    tasks = {task.name: task for task in build(load_recipe(TINY))}
+    assert "exclude" not in tasks["prompts_eval"].inputs
+    assert tasks["prompts_a"].inputs["exclude"] == ("prompts_eval",)
+    assert tasks["prompts_b"].inputs["exclude"] == ("prompts_eval", "prompts_a")
+    smol = {task.name: task for task in build(load_recipe(TINY.with_name("smol.yaml")))}
+    for name in ("prompts_a", "prompts_b"):
+        held_out = smol[name].inputs["held_out"]
+        assert held_out == ("prompts_eval", *smol["measure_pair"].inputs["tasks"])
+
+
+def test_prompts_of_other_files_need_no_exclusion_and_a_manifest_is_bound(with_files: Path) -> None:
+    data = yaml.safe_load(with_files.read_text())
+    data["files"]["manifests"] = {"prompts_b": "ids.txt"}
+    with_files.write_text(yaml.safe_dump(data))
+    tasks = {task.name: task for task in build(load_recipe(with_files))}
+    assert "exclude" not in tasks["prompts_a"].inputs
+    assert tasks["prompts_b"].inputs["exclude"] == ("prompts_eval",)
+    assert tasks["prompts_b"].inputs["manifest"] == (LocalFile((with_files.parent / "ids.txt").resolve()),)
+    assert "manifest" not in tasks["prompts_a"].inputs
 
 
 def test_the_drafter_learns_beside_qad(folder: Store) -> None:
@@ -250,12 +273,13 @@ def test_json_and_table_show_every_task(folder: Store) -> None:
     assert all(task.name in text and task.digest[:12] in text for task in plan.tasks)
 
 
-def test_the_planned_argv_runs_and_is_found_again(store: Store, home: Path) -> None:
+def test_the_planned_argv_runs_and_is_found_again(store: Store, home: Path, tmp_path: Path) -> None:
     """The real prompts stage accepts the plan's argv and commits under the digest that the plan foretold."""
     plan = plan_of(store)
-    task = next(task for task in plan.tasks if task.name == "prompts_a")
+    commit_all(plan, store, byte_tokenizer(tmp_path / "model"), {"teacher"})
+    task = next(task for task in plan.tasks if task.name == "prompts_eval")
     for path, key in task.files_to_upload:
         store.upload(path, key)
     subprocess.run([sys.executable, *task.argv], check=True, timeout=60)
     after = plan_of(store)
-    assert named(after, "cached") == {"prompts_a"}
+    assert named(after, "cached") == {"teacher", "prompts_eval"}

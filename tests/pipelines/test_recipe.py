@@ -53,6 +53,7 @@ def test_the_template_reaches_every_stage_that_has_one() -> None:
         ("int4={}", "int4, ptq: give one of the two"),
         ("prompts_a.dataset={id: a/b, revision: " + "a" * 40 + "}", "prompts_a.dataset, files.prompts_a: give one"),
         ("files.prompts=[]", "prompts_b.dataset, files.prompts_b: one of the two says where"),
+        ("files.manifests={prompts_c: x}", "files.manifests.prompts_c: unknown field, did you mean prompts_"),
         ("store=s3://bucket", "store: unknown field"),
     ],
 )

@@ -1,0 +1,108 @@
+"""A hub on loopback: serves one data set's files at one revision, to holders of one token only.
+
+It answers what the Hugging Face client asks for when it streams a data set, so the real client, its retries, range
+requests and errors run against real HTTP.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import unquote, urlsplit
+
+TOKEN = "hf_accepted"
+
+
+@contextmanager
+def serve(repository: str, revision: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the hub's address and the requests that it has answered, as ``METHOD path``."""
+    asked: list[str] = []
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            asked.append(f"{self.command} {path}")
+            length = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(length)
+            if f"datasets/{repository}/" not in path + "/":
+                return self.fail(404, "RepoNotFound")
+            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                return self.fail(403 if "Authorization" in self.headers else 401, "GatedRepo")
+            if revision not in path:
+                return self.fail(404, "RevisionNotFound")
+            if "/tree/" in path:
+                return self.reply(self.tree(path.split(revision)[1].strip("/")))
+            if "/paths-info/" in path:
+                return self.reply([self.entry(name) for name in paths_of(body) if name in files])
+            if path.startswith("/api/"):
+                siblings = [{"rfilename": name} for name in sorted(files)]
+                return self.reply({"id": repository, "sha": revision, "siblings": siblings, "private": False})
+            name = path.split(f"{revision}/")[1]
+            return self.send(files[name]) if name in files else self.fail(404, "EntryNotFound")
+
+        do_HEAD = do_POST = do_GET
+
+        def entry(self, name: str) -> dict:
+            size = files[name].stat().st_size
+            return {"type": "file", "path": name, "size": size, "oid": f"{sum(name.encode()):040x}"}
+
+        def tree(self, folder_name: str) -> list[dict]:
+            inside = [name for name in sorted(files) if name.startswith(f"{folder_name}/" if folder_name else "")]
+            if "recursive=true" in self.path.lower():
+                return [self.entry(name) for name in inside]
+            rest = {name: name.removeprefix(f"{folder_name}/") for name in inside}
+            folders = sorted({name.split("/")[0] for name in rest.values() if "/" in name})
+            return [{"type": "directory", "path": name, "oid": f"{len(name):040x}"} for name in folders] + [
+                self.entry(name) for name, short in rest.items() if "/" not in short
+            ]
+
+        def reply(self, document: object) -> None:
+            self.answer(200, json.dumps(document).encode(), {"Content-Type": "application/json"})
+
+        def fail(self, status: int, code: str) -> None:
+            self.answer(status, b"", {"X-Error-Code": code, "X-Error-Message": code})
+
+        def send(self, path: Path) -> None:
+            data = path.read_bytes()
+            about = {"ETag": f'"{path.name}"', "X-Repo-Commit": revision, "Accept-Ranges": "bytes"}
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+            if not wanted:
+                return self.answer(200, data, about)
+            first, last = int(wanted[1]), min(int(wanted[2] or len(data) - 1), len(data) - 1)
+            about["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+            return self.answer(206, data[first : last + 1], about)
+
+        def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+            self.send_response(status)
+            for key, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def paths_of(body: bytes) -> list[str]:
+    """Return the paths that a paths-info request asks about: JSON or a form."""
+    try:
+        return json.loads(body)["paths"]
+    except ValueError:
+        return re.findall(r"paths=([^&]*)", unquote(body.decode()))
