@@ -81,9 +81,11 @@ def notes(tasks: Tasks) -> list[str]:
 
 
 def training(tasks: Tasks) -> list[dict[str, Any]]:
-    """Rows ``{what, value}`` on QAD and the two drafter stages."""
+    """Rows ``{what, value}`` on regeneration, QAD and the two drafter stages."""
     rows = []
     for task in tasks.values():
+        if task.stage == "regen":
+            rows.append({"what": f"{task.name}: answers", "value": _answers(task)})
         if task.stage == "qad":
             rows.append(
                 {
@@ -98,6 +100,17 @@ def training(tasks: Tasks) -> list[dict[str, Any]]:
                     {"what": f"{task.name}: held-out accept-length, {kind}", "value": _interval(value, "value")}
                 )
     return rows
+
+
+def _answers(task: TaskRecord) -> str:
+    rate = task.get("tokens_per_second")
+    said = [
+        f"{task.get('rows')} rows, {task.get('generated_tokens')} tokens generated",
+        f"{_number(task.get('truncated_share'))} of them cut at the limit",
+        f"{task.get('failed')} failed",
+        f"{_number(rate)} tokens/s" if rate else "all resumed",
+    ]
+    return "; ".join(said)
 
 
 def figures(tasks: Tasks) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from components.chats.rows import is_held_out, read_rows
+from components.chats.template import Template
 from components.contract.context import Inputs, Output
 from components.contract.digest import StageConfig
 from components.contract.errors import UserError
@@ -14,7 +15,7 @@ from components.contract.stage import Port
 ROLE = "train"
 VERSION = 1
 INPUTS = {
-    "chats": Port("regenerated chats with prompt_token_ids and token_ids"),
+    "chats": Port("regenerated chats with prompt_token_ids and token_ids, or chats that end on an assistant turn"),
     "model": Port("the model folder whose tokenizer and vocabulary the chats use"),
 }
 OUTPUTS = {
@@ -28,6 +29,7 @@ OUTPUTS = {
 class Config(StageConfig):
     """How rows become sequences."""
 
+    template: Template = Field(Template(), description="How rows that come as text are rendered")
     sequence_length: int = Field(16384, description="Tokens per sequence (chunk)", ge=8)
     held_out: float = Field(0.05, description="Expected share of rows in the val split", gt=0, lt=1)
     truncated: Literal["keep", "drop"] = Field(
@@ -56,6 +58,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """
     from components.checkpoint.config import read_config
     from components.checkpoint.load import load_tokenizer
+    from components.sequences.encode import with_token_ids
     from components.sequences.packing import Documents, document, pack
 
     model = inputs["model"].path
@@ -63,12 +66,13 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     shape = {**shape, **shape.get("text_config", {})}
     if config.boundaries == "reset" and (layer := recurrent_layer(shape)):
         raise UserError(f"boundaries: {model} has {layer} layers, whose state no kernel here resets; use leak")
-    separator = load_tokenizer(model).eos_token_id
+    tokenizer = load_tokenizer(model)
+    separator = tokenizer.eos_token_id
     if separator is None:
         raise UserError(f"{model}: its tokenizer has no eos token, which separates the documents")
     splits = {split: Documents(output.scratch, split, config.seed) for split in ("train", "val")}
     dropped = 0
-    for row in read_rows(inputs["chats"].path):
+    for row in with_token_ids(read_rows(inputs["chats"].path), tokenizer, config.template):
         if row.get("finish_reason") == "length" and config.truncated == "drop":
             dropped += 1
             continue

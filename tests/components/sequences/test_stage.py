@@ -75,6 +75,29 @@ def test_rows_are_split_before_packing_and_joined_by_separators(run) -> None:
         assert isinstance(packed.ids, np.memmap)
 
 
+def test_rows_that_come_as_text_pack_like_the_ids_they_become(run, tmp_path: Path, tiny_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    rows = []
+    for number in range(40):
+        thought = {"role": "assistant", "content": f"<think>\nhm\n</think>\n\nIt is {number}."}
+        turns = [{"role": "user", "content": f"What is {number}?"}, thought]
+        rows.append({"id": f"row-{number}", "category": "chat", "conversations": turns})
+    metrics, folder = run(rows, sequence_length=64, held_out=0.2, template={"thinking": True}, count="answer")
+    assert metrics["train_documents"] + metrics["val_documents"] == 40
+    split = read_split(folder, "train")
+    flat, mask = split.ids.reshape(-1), split.mask.reshape(-1)
+    bounds = [*split.starts.tolist(), metrics["train_tokens"]]
+    for start, end in itertools.pairwise(bounds):
+        text = tokenizer.decode(flat[start:end])
+        number = text.partition("What is ")[2].partition("?")[0]
+        prompt = f"<|im_start|>user\nWhat is {number}?<|im_end|>\n<|im_start|>assistant\n<think>\n"
+        assert text == f"{prompt}hm\n</think>\n\nIt is {number}.<|im_end|>"
+        first = start + len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        assert all(mask[at] == (at >= first and at % 64 > 0) for at in range(start, end))
+
+
 def test_an_empty_split_is_refused(run) -> None:
     with pytest.raises(UserError, match="the val split has no rows"):
         run([row(number) for number in range(3)], held_out=1e-9)
