@@ -110,30 +110,34 @@ class Config(StageConfig):
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Start the server once, run the suites, write raw samples and figures; metrics as the module says."""
-    from transformers import AutoTokenizer
-
-    from components.measure import answers, machine, suites
-    from components.measure.ledger import Ledger
+    from components.measure import machine
     from components.serving.server import Server
 
     model = inputs["model"].path
     draft = _draft(model, config)
     baseline = _baseline(config, inputs)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    longest = config.profile.max_model_len
-    prompts = answers.select(
-        read_rows(inputs["prompts"].path),
-        tokenizer,
-        config.template,
-        count=config.answers.prompts,
-        seed=config.seed,
-        longest=None if longest is None else longest - config.answers.max_tokens,
-    )
-    with output.timed("tasks"):
-        tasks = suites.load_quality(config, inputs, output)
-    ledger = Ledger(output, _items(config, len(prompts)) + sum(task.count for task in tasks))
     metrics: dict[str, Any] = {"label": config.label, "machine": machine.describe()}
     with Server(model, draft, config.profile, log_path=output.scratch / "server.log") as server:
+        from transformers import AutoTokenizer
+
+        from components.measure import answers, suites
+        from components.measure.ledger import Ledger
+
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        longest = config.profile.max_model_len
+        prompts = answers.select(
+            read_rows(inputs["prompts"].path),
+            tokenizer,
+            config.template,
+            count=config.answers.prompts,
+            seed=config.seed,
+            longest=None if longest is None else longest - config.answers.max_tokens,
+        )
+        with output.timed("tasks"):
+            tasks = suites.load_quality(config, inputs, output)
+        ledger = Ledger(output, _items(config, len(prompts)) + sum(task.count for task in tasks))
+        with output.timed("start"):
+            server.wait()
         metrics["server_start_seconds"] = server.start_seconds
         bench = suites.Bench(config, tokenizer, server.client, ledger, output)
         with output.timed("answers"):

@@ -40,11 +40,14 @@ class Engine:
     def __init__(self, model: Path, profile: Profile, asked: Asked) -> None:
         os.environ.update({key: value for key, value in environment(profile).items() if key not in os.environ})
         from vllm import LLM
+        from vllm.platforms import current_platform
 
         options = {
             "max_model_len": profile.max_model_len,
             "max_num_batched_tokens": profile.max_num_batched_tokens,
             "gpu_memory_utilization": profile.gpu_memory_utilization,
+            # A prompt in chunks makes vLLM turn its row's random generator back, which a CPU's generator cannot.
+            "enable_chunked_prefill": False if current_platform.is_cpu() else None,
         }
         self.llm = LLM(
             model=str(model),

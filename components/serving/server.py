@@ -28,10 +28,10 @@ _AFTERMATH = ("Engine core initialization failed", "died unexpectedly", "WorkerP
 
 
 class Server:
-    """A vLLM server that is ready when the ``with`` block begins and gone, with its children, when it ends.
+    """A vLLM server that starts with a ``with`` block and is gone, with its children, when the block ends.
 
-    ``client`` talks to it. Its output goes to ``log_path``. A server that does not become ready raises with the cause
-    that its log gives: :class:`TransientError` for memory and port shortages, else :class:`StageError`.
+    A start takes a minute or more, in which the caller can do something else; :meth:`wait` ends once the server is
+    ready and ``client`` can talk to it. Its output goes to ``log_path``.
     """
 
     def __init__(
@@ -50,12 +50,13 @@ class Server:
         self.argv = arguments(profile, model, draft, served_model_name=served_model_name, port=port)
         self.client = Client(self.url, served_model_name)
         self.start_seconds = 0.0
+        self._started = 0.0
         self._environment = environment(profile)
         self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Server":
-        started = time.monotonic()
+        self._started = time.monotonic()
         executable = Path(sys.executable).with_name("vllm")
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -67,12 +68,6 @@ class Server:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
-        try:
-            self._wait_until_ready(started + self._timeout)
-        except BaseException:
-            self.stop()
-            raise
-        self.start_seconds = round(time.monotonic() - started, 3)
         return self
 
     def __exit__(
@@ -99,18 +94,25 @@ class Server:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def _wait_until_ready(self, deadline: float) -> None:
-        assert self._process is not None
+    def wait(self) -> None:
+        """Return once the server generates, ``start_seconds`` after its start.
+
+        Raises:
+            TransientError: it found no memory or port.
+            StageError: it ended, or was not ready in time; the cause is from its log.
+        """
+        assert self._process is not None, "the server was not started"
         while not self.client.is_healthy():
             if self._process.poll() is not None:
                 raise self._failure(f"ended with code {self._process.returncode}")
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._started + self._timeout:
                 raise self._failure(f"not ready after {self._timeout:.0f} s")
             time.sleep(_POLL_SECONDS)
         try:
             self.client.complete([1, 2, 3, 4], max_tokens=4, ignore_eos=True)
         except (StageError, httpx.HTTPError) as error:
             raise self._failure(f"does not generate ({error})") from error
+        self.start_seconds = round(time.monotonic() - self._started, 3)
 
     def _failure(self, what: str) -> StageError:
         cause = cause_of(self.log_path.read_text(errors="replace"))

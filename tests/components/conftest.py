@@ -68,6 +68,7 @@ def server(tiny_model: Path, tiny_draft: Path, tmp_path_factory: pytest.TempPath
     log = tmp_path_factory.mktemp("server") / "vllm.log"
     profile = CPU.model_copy(update={"dtype": "float32", "max_model_len": 512})
     with Server(tiny_model, tiny_draft, profile, log_path=log) as running:
+        running.wait()
         yield running
 
 

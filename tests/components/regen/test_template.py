@@ -62,6 +62,7 @@ def trusting(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     running = Server(tiny_model, profile=profile, log_path=tmp_path_factory.mktemp("trusting") / "vllm.log")
     running.argv.append("--trust-request-chat-template")
     with running:
+        running.wait()
         yield running.client
 
 

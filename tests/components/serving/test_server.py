@@ -23,7 +23,6 @@ import sys, time
 from pathlib import Path
 from components.serving.server import Server
 server = Server(Path(sys.argv[1]), log_path=Path(sys.argv[2]))
-server._wait_until_ready = lambda deadline: None
 with server:
     print(server.pid, flush=True)
     time.sleep(600)
