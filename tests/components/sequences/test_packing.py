@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.contract.errors import UserError
@@ -35,6 +35,7 @@ def test_bad_rows_are_named(bad):
         document(bad, EOS, 10, "all")
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 7)), min_size=1, max_size=12), st.integers(2, 9))
 def test_chunks_hold_the_documents_in_order(tmp_path_factory, shapes, length):
     folder = tmp_path_factory.mktemp("packed")
@@ -74,6 +75,7 @@ def test_order_depends_on_ids_and_seed_alone(tmp_path):
         assert np.array_equal(one.mask, documents[int(one.row_id)].mask)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(2, 9))
 def test_positions_count_from_the_document_or_the_sequence(tmp_path_factory, lengths, length):
     folder = tmp_path_factory.mktemp("packed")
