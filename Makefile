@@ -18,7 +18,7 @@ CORE := contract store prompts bundle gate deploy report
 TRAIN := chats checkpoint model ptq sequences qad select pack drafter gptq
 VLLM := serving regen measure
 core_tests := $(CORE:%=tests/components/%) tests/pipelines tests/images
-train_tests := $(TRAIN:%=tests/components/%)
+train_tests := $(TRAIN:%=tests/components/%) tests/benchmarks
 vllm_tests := $(VLLM:%=tests/components/%)
 
 .PHONY: setup demo test check lint clean

@@ -80,7 +80,8 @@ def build(recipe: Recipe) -> list[Task]:
         int4 = add("ptq", model=teacher, chats=regen_a if _calibrates(recipe.configs["ptq"]) else ())
     sequences = add("sequences", chats=regen_a, model=teacher)
     qad = add("qad", teacher=teacher, student=int4, sequences=sequences)
-    select = add("select", qad=qad, student=int4, teacher=teacher, sequences=sequences)
+    choice = files(recipe.files.selection)
+    select = add("select", qad=qad, student=int4, teacher=teacher, sequences=sequences, tasks=choice)
     pack = add("pack", selected=select, student=int4, model=teacher)
 
     # A first drafter learns beside QAD; a second starts from it and learns from the packed target's own answers.

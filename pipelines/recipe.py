@@ -88,6 +88,9 @@ class Files(Strict):
         [],
         description="Quality task files of every measurement; prompts that are trained on do not overlap with them",
     )
+    selection: list[str] = Field(
+        [], description="sciq.jsonl, boolq.jsonl, piqa.jsonl, hellaswag.jsonl: select goes by the accuracy on them"
+    )
 
     def of_prompts(self, task: str) -> list[str]:
         """Return the prompt files of one prompts task."""

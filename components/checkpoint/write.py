@@ -119,6 +119,7 @@ def save_quantized(
     """
     destination.mkdir(parents=True, exist_ok=True)
     sizes: set[int] = set()
+    head = False
     with TensorWriter(destination, max_shard_bytes) as writer:
         for name, tensor in others:
             writer.add(name, tensor)
@@ -127,21 +128,26 @@ def save_quantized(
             writer.add(f"{module}.{SCALE}", quantized.scales)
             writer.add(f"{module}.{SHAPE}", torch.tensor(quantized.codes.shape))
             sizes.add(quantized.group_size)
+            head |= module.endswith("lm_head")
     if len(sizes) != 1:
         raise UserError(f"{destination}: group sizes {sorted(sizes)}; all quantised modules must share one")
-    quantized_config = dense_config(config) | {"quantization_config": quantization_config(sizes.pop(), ignore)}
+    quantized_config = dense_config(config) | {"quantization_config": quantization_config(sizes.pop(), ignore, head)}
     write_config(destination, quantized_config)
     copy_sidecars(sidecars, destination)
 
 
-def quantization_config(group_size: int, ignore: list[str]) -> dict[str, Any]:
-    """Return a symmetric INT4 weight-only ``quantization_config``, made from the library's own classes."""
+def quantization_config(group_size: int, ignore: list[str], head: bool = False) -> dict[str, Any]:
+    """Return a symmetric INT4 weight-only ``quantization_config``, made from the library's own classes.
+
+    A quantised output ``head`` gets a config group of its own: to vLLM it is no ``Linear``.
+    """
     weights = QuantizationArgs(
         num_bits=BITS, type="int", symmetric=True, strategy=QuantizationStrategy.GROUP, group_size=group_size
     )
-    scheme = QuantizationScheme(targets=["Linear"], weights=weights, format="pack-quantized")
+    targets = [["Linear"], ["re:.*lm_head"]][: 1 + head]
+    schemes = [QuantizationScheme(targets=one, weights=weights, format="pack-quantized") for one in targets]
     config = QuantizationConfig(
-        config_groups={"group_0": scheme},
+        config_groups={f"group_{number}": scheme for number, scheme in enumerate(schemes)},
         format="pack-quantized",
         quantization_status=QuantizationStatus.COMPRESSED,
         ignore=sorted(ignore),
@@ -155,6 +161,14 @@ def dense_config(config: dict[str, Any]) -> dict[str, Any]:
     if "text_config" in dense:
         dense["text_config"] = dense_config(dense["text_config"])
     return dense
+
+
+def untied_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config.json whose output head has a tensor of its own."""
+    untied = config | {"tie_word_embeddings": False}
+    if "text_config" in untied:
+        untied["text_config"] = untied_config(untied["text_config"])
+    return untied
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

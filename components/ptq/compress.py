@@ -36,6 +36,13 @@ def check_groups(model: nn.Module, group_size: int, ignore: list[str], folder: P
             )
 
 
+def with_head(model: PreTrainedModel, ignore: list[str]) -> list[str]:
+    """Give the output head a weight of its own, in place; return ``ignore`` without what names it."""
+    head = model.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    return [pattern for pattern in ignore if not _matches("lm_head", [pattern])]
+
+
 def choose_scales(
     model: PreTrainedModel, group_size: int, ignore: list[str], batches: "DataLoader[Any] | None", dampening: float
 ) -> None:
@@ -57,6 +64,7 @@ def choose_scales(
 def quantized_linears(model: nn.Module, tensors: Tensors) -> dict[str, nn.Module]:
     """Return the modules that got scales, by their stored names."""
     stored = locate(model, (name.removesuffix(".weight") for name in tensors if name.endswith(".weight")))
+    stored.setdefault("lm_head", "lm_head")  # a tied head has no tensor of its own
     modules = dict(model.named_modules())
     chosen = {name: modules[inner] for name, inner in stored.items() if hasattr(modules[inner], "weight_scale")}
     return dict(sorted(chosen.items()))
@@ -69,7 +77,7 @@ def summarise(
     for done, (name, linear) in enumerate(linears.items(), 1):
         scales = linear.weight_scale.detach()
         codes = integer_codes(linear.weight, scales)
-        original = tensors[f"{name}.weight"].float()
+        original = (tensors[f"{name}.weight"] if f"{name}.weight" in tensors else linear.weight.detach()).float()
         difference = original - dequantize(codes, scales).float()
         errors[name] = float(difference.square().sum() / original.square().sum())
         log.progress(done, len(linears), module=name)

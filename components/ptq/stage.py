@@ -31,6 +31,9 @@ class Config(StageConfig):
         [r"re:.*lm_head$", r"re:.*linear_attn\.in_proj_[ab]$", r"re:.*visual.*", r"re:^mtp\..*"],
         description="Linears that stay BF16: module names, or regular expressions after re:",
     )
+    head: bool = Field(
+        False, description="Quantise the output head too, whatever ignore says; where it is tied, this unties it"
+    )
     calibration_rows: int = Field(128, description="Chats that gptq calibrates on, the first of the input", ge=1)
     calibration_tokens: int = Field(2048, description="A calibration chat is cut to this many tokens", ge=16)
     dampening: float = Field(0.01, description="gptq: share of the Hessian's mean diagonal added to it", gt=0, lt=1)
@@ -44,9 +47,9 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     from components.checkpoint.load import load_model
     from components.checkpoint.tensors import Tensors
     from components.checkpoint.unpack import passthrough_tensors
-    from components.checkpoint.write import save_quantized
+    from components.checkpoint.write import save_quantized, untied_config
     from components.ptq.calibrate import calibration_batches
-    from components.ptq.compress import check_groups, choose_scales, quantized_linears, summarise
+    from components.ptq.compress import check_groups, choose_scales, quantized_linears, summarise, with_head
 
     folder = inputs["model"].path
     if quantization(read_config(folder)) is not None:
@@ -60,9 +63,10 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     tensors = Tensors(folder)
     with output.timed("load"):
         model = load_model(folder)
-    check_groups(model, config.group_size, config.ignore, folder)
+    ignore = with_head(model, config.ignore) if config.head else config.ignore
+    check_groups(model, config.group_size, ignore, folder)
     with output.timed(config.method):
-        choose_scales(model, config.group_size, config.ignore, batches, config.dampening)
+        choose_scales(model, config.group_size, ignore, batches, config.dampening)
     linears = quantized_linears(model, tensors)
     dense = unquantized(folder, tensors, linears)
     check_fused(linears, dense)
@@ -74,7 +78,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
             output.path,
             modules=summarise(linears, tensors, config.group_size, errors, output.log),
             others=((name, tensor) for name, tensor in passthrough_tensors(tensors) if name not in weights),
-            config=read_config(folder),
+            config=untied_config(read_config(folder)) if config.head else read_config(folder),
             ignore=dense,
             sidecars=folder,
         )

@@ -24,7 +24,6 @@ class Distance:
 @torch.no_grad()
 def distance(
     student: Student,
-    student_head: Tensor,
     teacher: TeacherStates,
     teacher_head: Tensor,
     split: Split,
@@ -33,6 +32,7 @@ def distance(
     """Compare both models on the counted tokens of the given sequences, one sequence at a time."""
     total, agreed, tokens = 0.0, 0, 0
     with student.frozen():
+        student_head = student.head()
         for index in indices:
             states = states_of(student.model, split, [index])
             kl, same = divergence(states, student_head, teacher(index).to(states.device), teacher_head)

@@ -29,8 +29,8 @@ def states_of(model: PreTrainedModel, split: Split, indices: list[int]) -> Tenso
     """Return the states that predict the counted tokens of some sequences: [counted tokens, hidden]."""
     ids = torch.from_numpy(split.ids[indices].astype("int64"))
     targets = torch.from_numpy(split.mask[indices, 1:].astype(bool))
-    places = [split.positions(index) for index in indices]
-    positions = None if places[0] is None else torch.from_numpy(np.stack(places))
+    places = [place for index in indices if (place := split.positions(index)) is not None]
+    positions = torch.from_numpy(np.stack(places)) if places else None
     return hidden_states(model, ids, positions)[:, :-1][targets]
 
 
@@ -40,7 +40,7 @@ def head(model: PreTrainedModel) -> Tensor:
     Raises:
         UserError: the model's logits are not hidden · headᵀ (a bias, a cap or a multiplier), which the loss assumes.
     """
-    weight: Tensor = model.get_output_embeddings().weight.detach()
+    weight: Tensor = model.get_output_embeddings().weight.detach().to(model.dtype)
     ids = torch.arange(min(8, len(weight)), device=weight.device).unsqueeze(0)
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits

@@ -10,7 +10,7 @@ from components.contract.digest import StageConfig, runtime
 from components.contract.stage import Port
 
 ROLE = "train"
-VERSION = 1
+VERSION = 2
 INPUTS = {
     "teacher": Port("the dense model folder whose predictions are matched"),
     "student": Port("the INT4 W4A16 compressed-tensors folder: start, grid, and everything that does not train"),
@@ -19,6 +19,7 @@ INPUTS = {
 OUTPUTS = {
     "checkpoints/step-N/latents.safetensors": "<module>.weight as the forward quantised it, .weight_scale as stored",
     "curve.jsonl": "per step: loss, grad_norm, lr, tokens_per_second; at times kl, top1_agreement, codes_changed",
+    "tensorboard/": "the same numbers as TensorBoard events",
 }
 
 
@@ -33,6 +34,9 @@ class Config(StageConfig):
         0.03, description="Share of the steps with a linearly rising rate; cosine to 0 after", ge=0, lt=1
     )
     max_grad_norm: float = Field(1.0, description="Clip to this global norm of the mean loss's gradient", gt=0)
+    optimizer: Literal["adamw", "adamw8bit"] = Field(
+        "adamw", description="AdamW with moments of 32 bits, or of 8 in blocks (bitsandbytes, on a GPU)"
+    )
     temperature: float = Field(1.0, description="Divides both models' logits; the loss has no T² factor", gt=0)
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16",
@@ -44,6 +48,9 @@ class Config(StageConfig):
     )
     checkpoint_every: int = Field(1000, description="Steps between checkpoints; the last step always is one", ge=1)
     state_every: int = runtime(250, "Steps between saves of the training state that a killed run continues from", ge=1)
+    recompute_activations: bool = runtime(
+        False, "Keep one layer's activations at a time for the backward pass, and compute them twice"
+    )
     processes: int = runtime(
         0, "Processes that share each step's batch, one per GPU; 0: as many as GPUs, or one", ge=0
     )
@@ -66,7 +73,8 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     from components.qad.parallel import started
     from components.qad.train import train
 
-    work = partial(train, config, *(inputs[port].path for port in INPUTS), output.scratch)
+    teacher, student, sequences = (inputs[port].path for port in INPUTS)
+    work = partial(train, config, teacher, student, sequences, output.scratch)
     processes = config.processes or max(1, torch.cuda.device_count())
     with started(processes, output.scratch, partial(work, None)) as ranks:
         return work(output, ranks)

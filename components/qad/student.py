@@ -1,5 +1,6 @@
 """The student: the INT4 checkpoint's model with its quantised linears made trainable on their own grid."""
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from components.checkpoint.config import read_config
-from components.checkpoint.grid import Quantized, iterate_grid
+from components.checkpoint.grid import PACKED, Quantized, iterate_grid
 from components.checkpoint.load import load_model
 from components.checkpoint.quantize import integer_codes
 from components.checkpoint.tensors import Tensors
@@ -53,6 +54,12 @@ class Student:
             self.start[name] = quantized.codes.cpu()
             model.set_submodule(name if name in modules else inner, self.layers[name])
 
+    def head(self) -> Tensor:
+        """Return the output head's weight [vocabulary, hidden] as the forward has it, differentiable if it trains."""
+        module = self.model.get_output_embeddings()
+        weight: Tensor = module.quantized() if isinstance(module, QuantizedLinear) else module.weight.detach()
+        return weight
+
     @classmethod
     def open(cls, folder: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Student":
         """Read an INT4 checkpoint.
@@ -80,6 +87,17 @@ class Student:
         for module in self.model.modules():
             if isinstance(module, GradientCheckpointingLayer):
                 module.training = True  # what turns it on; its parts stay in eval mode, so nothing drops out
+
+    def frozen_digest(self) -> str:
+        """Return the sha256 of everything that does not train, by name: parameters and buffers, scales among them."""
+        masters = {id(master) for master in self.masters()}
+        parts = (*self.model.named_parameters(), *self.model.named_buffers())
+        digest = hashlib.sha256()
+        for name, tensor in parts:
+            if id(tensor) not in masters:
+                digest.update(name.encode())
+                digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def masters(self) -> list[torch.nn.Parameter]:
         """Return all that trains: the fp32 masters, in the checkpoint's order."""
@@ -129,10 +147,11 @@ def check_pair(teacher: Path, student: Path, vocabulary: int) -> None:
     """Compare two model folders and the sequences' vocabulary size by their configs alone: it takes no time.
 
     Raises:
-        UserError: they differ in vocabulary, shape or tying of the head.
+        UserError: they differ in vocabulary, shape or, where the student's head is not quantised, its tying.
     """
     ours, theirs = (_text(read_config(folder)) for folder in (student, teacher))
-    for field in ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings", "model_type"):
+    tying = () if f"lm_head.{PACKED}" in Tensors(student) else ("tie_word_embeddings",)
+    for field in ("vocab_size", "hidden_size", "num_hidden_layers", *tying, "model_type"):
         if ours.get(field) != theirs.get(field):
             raise UserError(
                 f"{student}: {field} is {ours.get(field)}, the teacher's is {theirs.get(field)}; not a pair"

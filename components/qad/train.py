@@ -1,6 +1,5 @@
 """The training loop, in one process."""
 
-import json
 import math
 import statistics
 import time
@@ -16,6 +15,7 @@ from torch import Tensor
 from components.checkpoint.load import load_model
 from components.contract.context import Output
 from components.contract.errors import StageError, UserError
+from components.qad.curve import write_curve
 from components.qad.evaluate import distance
 from components.qad.hidden import TeacherStates, head, states_of
 from components.qad.loss import forward_kl
@@ -49,19 +49,23 @@ def train(
 
     Returns:
         ``kl_before``, ``kl_after`` (nats per token on the held-out subset), ``top1_before``, ``top1_after``,
-        ``codes_changed`` (share), ``loss_first``, ``loss_last``, ``steps``, ``tokens``, ``tokens_per_second``.
+        ``codes_changed`` (share), ``loss_first``, ``loss_last``, ``steps``, ``tokens``, ``tokens_per_second``,
+        ``frozen_sha256`` (of everything that did not train, before and after).
 
     Raises:
-        UserError: teacher, student and sequences do not belong together, or the batch does not split.
-        StageError: the loss or its gradient is not finite; the step is named.
+        UserError: teacher, student and sequences do not belong together, the batch does not split, or the optimizer
+            needs a GPU.
+        StageError: the loss or its gradient is not finite (the step is named), or a frozen tensor changed.
     """
     check_pair(teacher, student, read_index(sequences)["vocabulary_size"])
     if config.batch % (config.micro_batch * ranks.world):
         parts = f"micro-batches of {config.micro_batch} on {ranks.world} processes"
         raise UserError(f"qad.batch: {config.batch} sequences do not split into {parts}")
+    if config.optimizer == "adamw8bit" and ranks.device.type == "cpu":
+        raise UserError("qad.optimizer: adamw8bit needs a GPU; use adamw")
     with output.timed("load") if output else nullcontext():
         run = Run(config, teacher, student, sequences, scratch, ranks)
-    work = output and output.work
+    work, frozen = output.work if output else None, run.student.frozen_digest()
     step, curve = load_state(work, scratch, run.shares, run.optimizer, ranks)
     if not curve:
         curve.append({"step": 0, "loss": None, "grad_norm": None, "lr": None, "tokens_per_second": None})
@@ -84,21 +88,22 @@ def train(
             save_state(work, scratch, step, run.shares, run.optimizer, curve, ranks)
         if output:
             output.log.progress(step, config.steps, loss=curve[-1]["loss"])
+    if run.student.frozen_digest() != frozen:
+        raise StageError("qad: a tensor that must not train has changed; nothing is published")
     if output:
-        (output.path / "curve.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
-    return _summary(config, curve, run.split.ids.shape[1])
+        write_curve(curve, output.path)
+    return _summary(config, curve, run.split.ids.shape[1]) | {"frozen_sha256": frozen}
 
 
 @dataclass
 class Distillation:
-    """What one optimizer step needs: the student and its head, the teacher's states, the data and the optimizer.
+    """What one optimizer step needs: the student, the teacher's states and head, the data and the optimizer.
 
     ``optimizer`` moves the masters that this rank owns.
     """
 
     config: Config
     student: Student
-    head: Tensor
     teacher: Callable[[int], Tensor]
     teacher_head: Tensor
     split: Split
@@ -146,7 +151,7 @@ class Distillation:
         """Return the summed divergence of some sequences in nats, differentiable by the masters."""
         states = states_of(self.student.model, self.split, indices)
         wanted = torch.cat([self.teacher(index) for index in indices]).to(states.device)
-        return forward_kl(states, self.head, wanted, self.teacher_head, self.config.temperature)
+        return forward_kl(states, self.student.head(), wanted, self.teacher_head, self.config.temperature)
 
 
 class Run(Distillation):
@@ -164,21 +169,24 @@ class Run(Distillation):
         dtype = getattr(torch, config.dtype)
         train, self.held_out = read_split(sequences, "train"), read_split(sequences, "val")
         ours = Student.open(student, dtype, ranks.device)
+        head(ours.model)
         theirs = load_model(teacher, dtype).requires_grad_(False).to(ranks.device)
         caches = (scratch / f"teacher-{name}-{ranks.rank}.bin" for name in ("train", "val"))
         states, self.teacher_held_out = (
             TeacherStates(theirs, split, cache if config.cache_teacher else None)
             for split, cache in zip((train, self.held_out), caches, strict=True)
         )
+        if config.recompute_activations:
+            ours.recompute_activations()
         shares = Shares({name: layer.weight for name, layer in ours.layers.items()}, ranks)
-        optimizer = adamw(shares.owned.values())
-        super().__init__(config, ours, head(ours.model), states, head(theirs), train, shares, optimizer, ranks)
+        optimizer = adamw(shares.owned.values(), 8 if config.optimizer == "adamw8bit" else 32)
+        super().__init__(config, ours, states, head(theirs), train, shares, optimizer, ranks)
 
     def evaluate(self) -> Line:
         """Measure the student on the fixed held-out subset."""
         indices = range(min(self.config.evaluation_sequences, len(self.held_out)))
         mine = indices[self.ranks.rank :: self.ranks.world]
-        found = distance(self.student, self.head, self.teacher_held_out, self.teacher_head, self.held_out, mine)
+        found = distance(self.student, self.teacher_held_out, self.teacher_head, self.held_out, mine)
         parts = (found.kl * found.tokens, found.top1_agreement * found.tokens, found.tokens)
         kl, agreed, tokens = self.ranks.sum(*parts)
         tokens = max(tokens, 1)

@@ -1,40 +1,47 @@
 """Scores of checkpoints on the whole val split."""
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from components.checkpoint.load import load_model
+from components.checkpoint.load import load_model, load_tokenizer
 from components.contract.context import Output
 from components.qad.evaluate import distance
 from components.qad.hidden import TeacherStates, head
+from components.qad.parallel import Ranks
 from components.qad.student import Student, check_pair
+from components.select.quality import Quality
+from components.select.stage import Config
 from components.sequences.reader import read_index, read_split
 
 Score = dict[str, Any]
 
 
 def score_all(
-    dtype: str,
+    config: Config,
     checkpoints: dict[int, Path],
     teacher: Path,
     student: Path,
     sequences: Path,
+    quality: Quality | None,
     output: Output,
-    cache: bool,
 ) -> list[Score]:
     """Return ``{step, kl, top1_agreement, codes_changed, tokens}`` of the start (step 0) and of each checkpoint.
 
-    Scores are kept one by one, so a killed run continues after the last.
+    With ``quality`` also ``accuracy`` by task, and their mean as ``mean_accuracy``. Scores are kept one by one, so a
+    killed run continues after the last.
     """
     check_pair(teacher, student, read_index(sequences)["vocabulary_size"])
     split = read_split(sequences, "val")
-    ours = Student.open(student, getattr(torch, dtype))
-    their_model = load_model(teacher, getattr(torch, dtype)).requires_grad_(False)
-    heads = head(ours.model), head(their_model)
-    theirs = TeacherStates(their_model, split, output.scratch / "teacher.bin" if cache else None)
+    dtype, device = getattr(torch, config.dtype), Ranks().device
+    ours = Student.open(student, dtype, device)
+    their_model = load_model(teacher, dtype).requires_grad_(False).to(device)
+    their_head = head(their_model)
+    theirs = TeacherStates(their_model, split, output.scratch / "teacher.bin" if config.cache_teacher else None)
+    tokenizer = load_tokenizer(student) if quality else None
     scores: list[Score] = []
     steps = [0, *checkpoints]
     for step in steps:
@@ -42,8 +49,12 @@ def score_all(
         if (stored := output.work.get(part)) is None:
             if step:
                 ours.load(checkpoints[step])
-            found = distance(ours, heads[0], theirs, heads[1], split, range(len(split)))
+            found = distance(ours, theirs, their_head, split, range(len(split)))
             score = {"step": step, **vars(found), "codes_changed": ours.codes_changed()}
+            if quality:
+                with ours.frozen():
+                    score["accuracy"] = quality.accuracy(ours.model, tokenizer)
+                score["mean_accuracy"] = statistics.fmean(score["accuracy"].values())
             stored = json.dumps(score).encode()
             output.work.put(part, stored)
         scores.append(json.loads(stored))

@@ -19,10 +19,11 @@ INPUTS = {
     "student": Port("the INT4 folder that the checkpoints were trained from"),
     "teacher": Port("the dense model folder whose predictions are matched"),
     "sequences": Port("token sequences with loss masks; the val split is used"),
+    "tasks": Port("sciq.jsonl, boolq.jsonl, piqa.jsonl, hellaswag.jsonl: the data sets' own rows", True, True),
 }
 OUTPUTS = {
     "latents.safetensors": "the chosen checkpoint, unchanged",
-    "scores.json": "rule, chosen step; kl, top1_agreement, codes_changed and tokens of every step, 0 is the start",
+    "scores.json": "rule, chosen step; kl, top1_agreement, codes_changed, tokens, accuracy of each, 0 is the start",
 }
 
 
@@ -32,21 +33,27 @@ class Config(StageConfig):
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Type of both models' computation; that of the checkpoints"
     )
+    items: int = Field(500, description="First so many rows of each task are asked", ge=1)
     cache_teacher: bool = runtime(True, "Keep the teacher's hidden states on local disk: each sequence passes it once")
 
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Score every checkpoint and copy the best."""
+    from components.select.quality import Quality
     from components.select.scores import score_all
 
     checkpoints = _checkpoints(inputs["qad"].path, inputs["qad"].uri)
+    files = {Path(one.uri).name: one.path for one in inputs.all("tasks")}
+    quality = Quality(files, config.items, output.scratch) if files else None
     teacher, student, sequences = (inputs[port].path for port in ("teacher", "student", "sequences"))
-    scores = score_all(config.dtype, checkpoints, teacher, student, sequences, output, config.cache_teacher)
-    chosen = min((one for one in scores if one["step"]), key=lambda one: (one["kl"], one["step"]))
+    scores = score_all(config, checkpoints, teacher, student, sequences, quality, output)
+    trained = [one for one in scores if one["step"]]
+    chosen = min(trained, key=lambda one: (-one.get("mean_accuracy", 0.0), one["kl"], one["step"]))
     shutil.copyfile(checkpoints[chosen["step"]] / "latents.safetensors", output.path / "latents.safetensors")
-    document = {"rule": "lowest kl", "chosen": chosen["step"], "scores": scores}
+    rule = "highest mean accuracy" if files else "lowest kl"
+    document = {"rule": rule, "chosen": chosen["step"], "scores": scores}
     (output.path / "scores.json").write_text(json.dumps(document, indent=1))
-    return {
+    metrics = {
         "step": chosen["step"],
         "checkpoints": len(checkpoints),
         "tokens": chosen["tokens"],
@@ -56,6 +63,9 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         "top1": chosen["top1_agreement"],
         "codes_changed": chosen["codes_changed"],
     }
+    if files:
+        metrics |= {"mean_accuracy_start": scores[0]["mean_accuracy"], "mean_accuracy": chosen["mean_accuracy"]}
+    return metrics
 
 
 def _checkpoints(folder: Path, uri: str) -> dict[int, Path]:

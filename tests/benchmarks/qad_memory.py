@@ -150,9 +150,8 @@ class Bench:
             teacher_head = teacher_head.clone()
             self.teacher.to("cpu")
         config = Config(steps=1000, batch=self.size.batch, dtype=self.size.dtype, learning_rate=2e-6)
-        head = self.student.model.lm_head.weight.detach()
         kind = Materialised if variant == "materialised" else Distillation
-        built = kind(config, self.student, head, states, teacher_head, split, self.shares, self.optimizer)
+        built = kind(config, self.student, states, teacher_head, split, self.shares, self.optimizer)
         if isinstance(built, Materialised):
             built.teacher_model = self.teacher
         release()
@@ -168,7 +167,7 @@ class Materialised(Distillation):
         """Return the same sum as the chunked loss."""
         with torch.no_grad():
             teacher = states_of(self.teacher_model, self.split, indices) @ self.teacher_head.T
-        student = states_of(self.student.model, self.split, indices) @ self.head.T
+        student = states_of(self.student.model, self.split, indices) @ self.student.head().T
         total = torch.zeros((), dtype=torch.float64, device=student.device)
         for pair in zip(student.split(2048), teacher.split(2048), strict=True):
             total = total + checkpoint(_kl, *pair, use_reentrant=False)

@@ -1,8 +1,10 @@
 import math
 
+import pytest
 import qad_memory
 
 
+@pytest.mark.slow
 def test_every_line_runs_at_a_toy_size(capsys):
     rows = {(row["variant"], row["metric"]): row for row in qad_memory.main(["--toy"])}
     losses = [rows[variant, "loss"]["value"] for variant in qad_memory.VARIANTS]

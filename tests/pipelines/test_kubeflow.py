@@ -19,7 +19,7 @@ IMAGES = [
     f"cluster.images.{role}=registry.example/qdflash-{role}@sha256:{role[0].encode().hex() * 32}"
     for role in ("core", "train", "vllm")
 ]
-OWN = {"qwen3.5-4b-a10g": ["files.tasks=[smol/quality/ifeval.jsonl]"]}
+OWN = {"qwen3.5-4b-a10g": ["files.tasks=[smol/quality/ifeval.jsonl]", "files.selection=[]"]}
 """Overrides of recipes whose quality files this project may not ship."""
 KFP_ARGUMENTS = 5
 Render = Callable[[Path], tuple[Plan, str]]

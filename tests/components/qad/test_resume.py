@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,31 @@ def test_killed_and_continued_equals_uninterrupted(tiny_model, tiny_student, tin
         assert not store.keys(f"_work/qad/{digest}")
     whole, killed = ({one["path"]: one["sha256"] for one in results[name][0].files} for name in ("whole", "killed"))
     checkpoints = {f"checkpoints/step-{step}/latents.safetensors" for step in range(4, 17, 4)}
-    assert set(whole) == set(killed) == checkpoints | {"curve.jsonl"}
+    for files in (whole, killed):
+        assert {path for path in files if not path.startswith("tensorboard/")} == checkpoints | {"curve.jsonl"}
+        assert any(path.startswith("tensorboard/events") for path in files)
     assert {path: whole[path] for path in checkpoints} == {path: killed[path] for path in checkpoints}
     assert curve_of(results["whole"][1]) == curve_of(results["killed"][1])
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_the_run_and_one_process_continues_it(
+    tiny_model, tiny_student, tiny_sequences, tmp_path
+):
+    store = Store(str(tmp_path / "store"))
+    command, digest = arguments(store, (tiny_model, tiny_student, tiny_sequences))
+    two = [json.dumps(CONFIG | {"processes": 2}) if part == json.dumps(CONFIG) else part for part in command]
+    process, work = start(two, tmp_path / "home"), Work(store, f"_work/qad/{digest}")
+    while "checkpoints/step-4" not in work.folders() and process.poll() is None:
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ranks = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(ranks) == 1
+    os.kill(int(ranks[0]), signal.SIGKILL)
+    log = process.stderr.read()
+    assert process.wait() == 75, log
+    process = start(command, tmp_path / "home")
+    log = process.stderr.read()
+    assert process.wait() == 0, log
+    assert int(re.search(r"progress done=(\d+)", log)[1]) >= 4
+    assert read_manifest(store, "qad", digest) is not None

@@ -90,6 +90,39 @@ def test_only_the_latents_train(folders, tmp_path):
     assert changed == latents
 
 
+def test_a_frozen_tensor_that_changes_is_an_error(folders, tmp_path, monkeypatch):
+    def careless(self, step):
+        self.student.model.get_input_embeddings().weight.data[0, 0] += 1e-3
+        return step_of(self, step)
+
+    step_of = Run.step
+    metrics = train(Config(**SETTINGS), *folders, tmp_path, output_in(tmp_path))
+    assert metrics["frozen_sha256"] == Student.open(folders[1], torch.float32).frozen_digest()
+    monkeypatch.setattr(Run, "step", careless)
+    (tmp_path / "careless").mkdir()
+    with pytest.raises(StageError, match="must not train"):
+        train(Config(**SETTINGS), *folders, tmp_path / "careless")
+
+
+def test_recomputed_activations_give_the_same_gradient(folders, tmp_path):
+    found = []
+    for recompute in (False, True):
+        run, passes = Run(Config(**SETTINGS | {"recompute_activations": recompute}), *folders, tmp_path), []
+        run.student.layers["model.layers.0.mlp.up_proj"].register_forward_hook(lambda *_: passes.append(1))  # noqa: B023
+        found.append((run.backward([0, 5]), [master.grad for master in run.student.masters()]))
+        assert len(passes) == (4 if recompute else 2)
+    assert found[0][0] == found[1][0]
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_moments_of_8_bits_without_a_gpu_are_refused(folders, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match="adamw8bit needs a GPU"):
+        train(Config(**SETTINGS | {"optimizer": "adamw8bit"}), *folders, tmp_path)
+
+
 def test_how_a_batch_is_split_does_not_change_its_gradient(folders, tmp_path):
     found = {}
     for size in (1, 2, 4):
