@@ -62,8 +62,8 @@ class Variant:
 VARIANTS = {
     "cpu-smollm2": Variant(
         CPU.model_copy(update={"dtype": "float32", "max_model_len": 512}),
-        prompts=64,
-        max_tokens=48,
+        prompts=48,
+        max_tokens=32,
         rounds=6,
         shard_rows=16,
     ),

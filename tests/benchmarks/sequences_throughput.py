@@ -40,9 +40,8 @@ def main() -> int:
     arguments = parser.parse_args()
     tokenizer = load_tokenizer(arguments.model)
     if arguments.peak:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         count_tokens(arguments.peak, tokenizer)
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         once, tenfold = Path(folder, "once"), Path(folder, "tenfold")
@@ -65,7 +64,7 @@ def main() -> int:
             row("ratio_to_encode_batch", mean, "ratio", ROUNDS, load, low=mean - half, high=mean + half),
             row("tokens_per_second", rates["ours"], "tokens/s", ROUNDS, "reading, rendering and encoding, median"),
             row("encode_batch_tokens_per_second", rates["bare"], "tokens/s", ROUNDS, "median"),
-            row("peak_memory", peaks[0], "MiB", 1, f"growth over the loaded tokenizer, {ROWS} rows"),
+            row("peak_memory", peaks[0], "MiB", 1, f"resident set of a process, {ROWS} rows"),
             row("peak_memory_tenfold", peaks[1], "MiB", 1, f"the same, {10 * ROWS} rows"),
         ],
     )
@@ -100,7 +99,7 @@ def count_tokens(folder: Path, tokenizer: Any) -> int:
 
 
 def peak(folder: Path, model: Path) -> float:
-    """Return the peak memory, in MiB, by which reading ``folder`` grows a process that has loaded the tokenizer."""
+    """Return the largest resident set, in MiB, of a process that loads the tokenizer and encodes ``folder``."""
     argv = [sys.executable, __file__, "--model", str(model), "--peak", str(folder)]
     return float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[-1])
 
