@@ -14,9 +14,9 @@ from components.regen.shards import Writer
 
 @dataclass
 class Progress:
-    """Counts of one run. ``done`` of ``total`` includes what earlier runs finished; at most ``allowed`` may fail."""
+    """Counts of one run. ``before`` of ``total`` rows were done by earlier runs; at most ``allowed`` may fail."""
 
-    done: int
+    before: int
     total: int
     allowed: float
     answered: int = 0
@@ -32,7 +32,6 @@ class Progress:
             StageError: too many rows failed, and would again.
             TransientError: too many rows failed because engines did.
         """
-        self.done += 1
         if isinstance(outcome, Fault):
             self.faults.append(outcome)
             self._check()
@@ -46,11 +45,12 @@ class Progress:
         """Generated tokens a second since the start."""
         return round(self.tokens / (time.monotonic() - self.started), 2)
 
-    def report(self, log: Log) -> None:
-        """Write a progress line, with an estimate of the seconds left."""
+    def report(self, log: Log, committed: int) -> None:
+        """Write a progress line, with an estimate of the seconds left; only ``committed`` rows survive a kill."""
         log.progress(
-            self.done,
+            self.before + committed + len(self.faults),
             self.total,
+            answered=self.answered,
             tokens_per_second=self.tokens_per_second,
             truncated_share=round(self.truncated / max(1, self.answered), 4),
             failed=len(self.faults),
@@ -73,4 +73,4 @@ def generate(replicas: Replicas, rows: Sequence[Row], progress: Progress, writer
         progress.count(outcome)
         if not isinstance(outcome, Fault):
             writer.add(outcome)
-        progress.report(log)
+        progress.report(log, writer.committed)

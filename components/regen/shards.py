@@ -20,9 +20,11 @@ class Writer:
 
     A shard is put when it is full or 30 s old, so at most that is redone after a kill. No more than two shards wait
     for a slow store; then :meth:`add` waits. An error of the store is raised by a later :meth:`add` or by the end.
+    ``committed`` counts the rows that are safe.
     """
 
     def __init__(self, work: Work, shard_rows: int) -> None:
+        self.committed = 0
         self._work, self._shard_rows = work, shard_rows
         self._number = len(work.names("rows/"))
         self._rows: list[Row] = []
@@ -59,6 +61,7 @@ class Writer:
         # A name of its own: a process that lost its lease and does not know it yet overwrites nobody's rows.
         lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
         self._work.put(f"rows/{number:06d}-{uuid.uuid4().hex[:8]}", "\n".join(lines).encode())
+        self.committed += len(rows)
 
 
 def shards(work: Work) -> Iterator[list[Row]]:

@@ -122,6 +122,7 @@ def _generate(
             allowed = config.max_failed_share * total - len(failures)
             progress = Progress(total - len(left), total, allowed)
             generate(engines, left, progress, writer, output.log)
+        progress.report(output.log, writer.committed)
         failures.update({fault.row_id: fault.error for fault in progress.faults})
         return progress.tokens_per_second
 
