@@ -69,8 +69,11 @@ class Progress:
 
 def generate(replicas: Replicas, rows: Sequence[Row], progress: Progress, writer: Writer, log: Log) -> None:
     """Answer ``rows``; each is with the writer or in ``progress.faults`` when this returns."""
+    reported = 0
     for outcome in replicas.answer(rows):
         progress.count(outcome)
         if not isinstance(outcome, Fault):
             writer.add(outcome)
-        progress.report(log, writer.committed)
+        if writer.committed > reported:  # a log shows a line every few seconds: not one that says nothing new
+            reported = writer.committed
+            progress.report(log, reported)
