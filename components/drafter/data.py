@@ -1,7 +1,9 @@
 """Conversations as the drafter trains on them: the token ids that the server read and wrote, never re-tokenised."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -9,6 +11,7 @@ from components.chats.rows import Row, is_held_out
 from components.contract.errors import UserError
 
 MIN_ANSWER = 2
+THOUGHT_ENDS = "</think>"
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,10 @@ class Split:
     cut: int
 
 
-def split(rows: Iterable[Row], max_length: int, held_out: float) -> Split:
+def split(rows: Iterable[Row], max_length: int, held_out: float, after_thought_by: Any = None) -> Split:
     """Turn rows into chats; answers of fewer than two tokens are left out, long conversations cut at ``max_length``.
+
+    With the tokenizer ``after_thought_by``, a row's reasoning becomes context: its answer begins after ``</think>``.
 
     Raises:
         UserError: a row without token ids, or a side of the split without a single chat.
@@ -43,6 +48,9 @@ def split(rows: Iterable[Row], max_length: int, held_out: float) -> Split:
         if "token_ids" not in row or "prompt_token_ids" not in row:
             raise UserError(f"chats: row {row.get('id')} has no token ids; give regenerated chats")
         prompt, answer = row["prompt_token_ids"], row["token_ids"]
+        if after_thought_by is not None and row.get("reasoning") is not None:
+            thought = thought_tokens(answer, after_thought_by)
+            prompt, answer = prompt + answer[:thought], answer[thought:]
         kept = max_length - len(prompt)
         cut += len(answer) > kept
         answer = answer[: max(kept, 0)]
@@ -57,6 +65,14 @@ def split(rows: Iterable[Row], max_length: int, held_out: float) -> Split:
             f"({too_short} too short); give more chats or another held_out"
         )
     return Split(train, evaluation, too_short, cut)
+
+
+def thought_tokens(answer: list[int], tokenizer: Any) -> int:
+    """Return how many of an answer's tokens its reasoning has, ``</think>`` included; all when it never closes."""
+    return (
+        bisect_left(range(1, len(answer)), True, key=lambda count: THOUGHT_ENDS in tokenizer.decode(answer[:count]))
+        + 1
+    )
 
 
 def frequent_tokens(chats: Iterable[Chat], count: int, vocabulary: int) -> torch.Tensor:

@@ -41,6 +41,7 @@ class Config(StageConfig):
     window: int | None = Field(None, ge=1, description="Attention window in tokens, symmetric; null: full attention")
     group_size: int = Field(128, ge=1, description="Group of the later quantisation, which must divide the widths")
     max_length: int = Field(3072, ge=8, description="Tokens of a conversation that are used")
+    reasoning: bool = Field(True, description="Train on the answers' reasoning too; false: it is context only")
     held_out: float = Field(0.02, gt=0, lt=1, description="Share of the chats that are evaluated, not trained on")
     anchors: int = Field(512, ge=1, description="Anchors drawn per conversation and step")
     gamma: float = Field(7.0, gt=0, description="Decay of the slots' loss weights, exp(−(k−1)/γ)")
@@ -86,7 +87,9 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
 
     dtype = getattr(torch, config.dtype)
     target = load_model(inputs["target"].path, dtype)
-    chats = data.split(read_rows(inputs["chats"].path), config.max_length, config.held_out)
+    tokenizer = load_tokenizer(inputs["target"].path)
+    rows = read_rows(inputs["chats"].path)
+    chats = data.split(rows, config.max_length, config.held_out, None if config.reasoning else tokenizer)
     counts = {
         "train": len(chats.train),
         "held_out": len(chats.held_out),
@@ -97,7 +100,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     every = [*chats.train, *chats.held_out]
     torch.manual_seed(config.seed)
     init = inputs["init"].path if "init" in inputs else None
-    drafter = model.read(init) if init else _new(config, target, load_tokenizer(inputs["target"].path), chats)
+    drafter = model.read(init) if init else _new(config, target, tokenizer, chats)
     model.attach(drafter, target)
     model.check_group(drafter, config.group_size)
     data.refuse_mask_token(drafter.mask_token_id, every)

@@ -20,6 +20,24 @@ def test_split_cuts_long_chats_and_leaves_out_short_answers():
     assert not {chat.id for chat in split.train} & {chat.id for chat in split.held_out}
 
 
+def test_reasoning_can_be_context_only(tiny_model):
+    tokenizer = load_tokenizer(tiny_model)
+    encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
+    thought, text, open_thought = encode("<think>\nhm\n</think>"), encode("\n\nyes, it is"), encode("<think>\nhm, so")
+    rows = [
+        {"id": f"r{i}", "prompt_token_ids": [5, 6], "token_ids": answer, "reasoning": reasoning}
+        for i in range(20)
+        for answer, reasoning in [(thought + text, "hm"), (open_thought, "hm, so"), (text, None)][i % 3 :][:1]
+    ]
+    whole, after = data.split(rows, 99, 0.3), data.split(rows, 99, 0.3, tokenizer)
+    starts = {chat.id: chat.answer_start for chat in [*after.train, *after.held_out]}
+    assert {chat.answer_start for chat in whole.train} == {2}
+    assert starts == {f"r{i}": 2 + len(thought) * (i % 3 == 0) for i in range(20) if i % 3 != 1}
+    assert (whole.too_short, after.too_short) == (0, 7)
+    for chat in after.train:
+        assert chat.token_ids[chat.answer_start :].tolist() == text
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
