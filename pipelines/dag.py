@@ -82,7 +82,7 @@ def build(recipe: Recipe) -> list[Task]:
     qad = add("qad", teacher=teacher, student=int4, sequences=sequences)
     choice = files(recipe.files.selection)
     select = add("select", qad=qad, student=int4, teacher=teacher, sequences=sequences, tasks=choice)
-    pack = add("pack", selected=select, student=int4, model=teacher)
+    pack = add("pack", qad=qad, selected=select, student=int4, model=teacher)
 
     # A first drafter learns beside QAD; a second starts from it and learns from the packed target's own answers.
     drafter_1 = add("drafter_1", target=teacher, chats=regen_a)

@@ -1,6 +1,7 @@
 """Declaration of the ``pack`` stage."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -11,9 +12,10 @@ from components.contract.errors import UserError
 from components.contract.stage import Port
 
 ROLE = "train"
-VERSION = 1
+VERSION = 2
 INPUTS = {
-    "selected": Port("selected distillation checkpoint: latents and scales of the quantised linears"),
+    "qad": Port("distillation checkpoints: latents and scales of the quantised linears; only the chosen one is read"),
+    "selected": Port("which of them is packed (select)"),
     "student": Port("INT4 checkpoint that distillation started from: grid, and everything that is not quantised"),
     "model": Port("BF16 model: tokenizer, chat template, generation config"),
 }
@@ -52,7 +54,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     modules = quantized_modules(student)
     dense = unquantized(folder, student, modules)
     check_fused(modules, dense)
-    latents = Latents(Tensors(inputs["selected"].path), student, modules)
+    latents = Latents(Tensors(_checkpoint(inputs, output.scratch)), student, modules)
     with output.timed("pack"):
         save_quantized(
             output.path,
@@ -83,3 +85,16 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         "codes_changed": sum(share * sizes[name] for name, (_, share) in changed.items()) / sum(sizes.values()),
         **difference,
     }
+
+
+def _checkpoint(inputs: Inputs, scratch: Path) -> Path:
+    """Fetch the chosen checkpoint's latents and none of the others'; return a folder that holds them."""
+    from components.qad.student import FILE
+
+    choice = json.loads(inputs["selected"].file("scores.json").read_text())
+    if choice["qad"] != inputs["qad"].digest:
+        raise UserError(f"{inputs['selected'].uri}: it chose among the checkpoints of qad/{choice['qad']}, not these")
+    folder = scratch / f"step-{choice['chosen']}"
+    folder.mkdir()
+    (folder / FILE).symlink_to(inputs["qad"].file(f"checkpoints/{folder.name}/{FILE}"))
+    return folder

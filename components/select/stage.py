@@ -1,7 +1,6 @@
-"""Checkpoints to the one that is packed."""
+"""Checkpoints to the choice of the one that is packed."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from components.contract.errors import UserError
 from components.contract.stage import Port
 
 ROLE = "train"
-VERSION = 1
+VERSION = 2
 INPUTS = {
     "qad": Port("checkpoints/step-N/latents.safetensors"),
     "student": Port("the INT4 folder that the checkpoints were trained from"),
@@ -22,8 +21,7 @@ INPUTS = {
     "tasks": Port("sciq.jsonl, boolq.jsonl, piqa.jsonl, hellaswag.jsonl: the data sets' own rows", True, True),
 }
 OUTPUTS = {
-    "latents.safetensors": "the chosen checkpoint, unchanged",
-    "scores.json": "rule, chosen step; kl, top1_agreement, codes_changed, tokens, accuracy of each, 0 is the start",
+    "scores.json": "rule, chosen step, qad's digest; kl, top1_agreement, codes_changed, tokens, accuracy of each step",
 }
 
 
@@ -38,7 +36,7 @@ class Config(StageConfig):
 
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
-    """Score every checkpoint and copy the best."""
+    """Score every checkpoint and name the best."""
     from components.select.quality import Quality
     from components.select.scores import score_all
 
@@ -49,9 +47,8 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     scores = score_all(config, checkpoints, teacher, student, sequences, quality, output)
     trained = [one for one in scores if one["step"]]
     chosen = min(trained, key=lambda one: (-one.get("mean_accuracy", 0.0), one["kl"], one["step"]))
-    shutil.copyfile(checkpoints[chosen["step"]] / "latents.safetensors", output.path / "latents.safetensors")
     rule = "highest mean accuracy" if files else "lowest kl"
-    document = {"rule": rule, "chosen": chosen["step"], "scores": scores}
+    document = {"rule": rule, "chosen": chosen["step"], "qad": inputs["qad"].digest, "scores": scores}
     (output.path / "scores.json").write_text(json.dumps(document, indent=1))
     metrics = {
         "step": chosen["step"],

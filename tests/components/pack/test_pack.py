@@ -20,6 +20,7 @@ from components.contract.log import Log
 from components.pack.latents import Latents
 from components.pack.proof import logit_difference, prove_tensors
 from components.pack.stage import Config, run
+from components.store.artifact import commit
 from components.store.backend import Store
 from components.store.work import Work
 from tests.components.tiny_models import build
@@ -61,7 +62,7 @@ def grid_of(weight: torch.Tensor) -> Quantized:
 
 
 def train(student: Path, folder: Path, noise: float, dtype: torch.dtype = torch.bfloat16) -> Path:
-    """Write a selected checkpoint whose latents moved by ``noise`` steps of the grid."""
+    """Write a checkpoint whose latents moved by ``noise`` steps of the grid."""
     generator = torch.Generator().manual_seed(3)
     tensors = {}
     for name, quantized in read_grid(student).items():
@@ -76,15 +77,34 @@ def train(student: Path, folder: Path, noise: float, dtype: torch.dtype = torch.
     return folder
 
 
-def pack(selected: Path, student: Path, model: Path, tmp_path: Path) -> tuple[Path, dict]:
-    bound = {}
-    for port, folder in {"selected": selected, "student": student, "model": model}.items():
+def chosen(latents: Path, tmp_path: Path, of: str = "0") -> dict[str, list[Input]]:
+    """Commit a checkpoint as step 8 of a qad artifact beside a broken step 4, and the choice of step 8."""
+    store, qad = Store(str(tmp_path / "store")), tmp_path / "qad"
+    shutil.copytree(latents, qad / "checkpoints/step-8")
+    (qad / "checkpoints/step-4").mkdir()
+    (qad / "checkpoints/step-4/latents.safetensors").write_text("not read")
+    (tmp_path / "select").mkdir()
+    (tmp_path / "select/scores.json").write_text(json.dumps({"chosen": 8, "qad": of.ljust(64, "0")}))
+    trained, _ = commit(store, "qad", "0" * 64, qad, {"metrics": {}})
+    choice, _ = commit(store, "select", "1" * 64, tmp_path / "select", {"metrics": {}})
+    return {"qad": [Input(trained.uri)], "selected": [Input(choice.uri)]}
+
+
+def pack(latents: Path, student: Path, model: Path, tmp_path: Path, of: str = "0") -> tuple[Path, dict]:
+    bound = chosen(latents, tmp_path, of)
+    for port, folder in {"student": student, "model": model}.items():
         bound[port] = [Input(str(folder))]
         bound[port][0].__dict__["path"] = folder
     (tmp_path / "out").mkdir()
+    (tmp_path / "scratch").mkdir()
     work = Work(Store(str(tmp_path / "store")), "_work")
     output = Output(tmp_path / "out", tmp_path / "scratch", work, Log("pack"))
     return output.path, run(Config(), Inputs(bound), output)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "home"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -125,6 +145,17 @@ def test_trained_codes_are_served_and_everything_else_is_the_students(student: P
     assert census["dense"] == read_config(folder)["quantization_config"]["ignore"]
     assert (folder / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     load_model(folder)
+
+
+def test_the_chosen_checkpoint_alone_is_fetched_and_only_of_its_own_qad(student: Path, model: Path, tmp_path: Path):
+    latents = train(student, tmp_path / "s", 0.0)
+    pack(latents, student, model, tmp_path)
+    sizes = {path.stat().st_size for path in (tmp_path / "home/cache/blobs").iterdir()}
+    assert (latents / "latents.safetensors").stat().st_size in sizes
+    assert len("not read") not in sizes
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UserError, match="chose among the checkpoints of qad/7"):
+        pack(latents, student, model, tmp_path / "other", of="7")
 
 
 @pytest.fixture

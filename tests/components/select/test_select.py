@@ -43,12 +43,14 @@ def inputs(tiny_model, tmp_path, monkeypatch):
 def test_chooses_the_lowest_kl_on_all_val_sequences(inputs, tmp_path):
     output = output_in(tmp_path, "select")
     metrics = stage.run(stage.Config(dtype="float32"), inputs, output)
-    scores = {one["step"]: one for one in json.loads((output.path / "scores.json").read_text())["scores"]}
+    assert [path.name for path in output.path.iterdir()] == ["scores.json"]
+    document = json.loads((output.path / "scores.json").read_text())
+    scores = {one["step"]: one for one in document["scores"]}
     assert list(scores) == [0, 2, 4]
     best = min((2, 4), key=lambda step: scores[step]["kl"])
     assert (metrics["step"], metrics["kl"], metrics["kl_start"]) == (best, scores[best]["kl"], scores[0]["kl"])
     chosen = inputs["qad"].path / f"checkpoints/step-{best}/latents.safetensors"
-    assert (output.path / "latents.safetensors").read_bytes() == chosen.read_bytes()
+    assert (document["chosen"], document["qad"]) == (best, inputs["qad"].digest)
     assert scores[0]["codes_changed"] == 0
     assert all(f"{name}_scale" in load_file(chosen) for name in load_file(chosen) if name.endswith(".weight"))
 
