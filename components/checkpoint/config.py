@@ -7,6 +7,9 @@ from typing import Any
 from components.checkpoint.quantize import BITS
 from components.contract.errors import UserError
 
+HEAD_BITS = 8
+"""A width that only an output head may have; vLLM has kernels for it on GPUs alone."""
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return a model folder's ``config.json``."""
@@ -25,8 +28,8 @@ def quantization(config: dict[str, Any]) -> dict[str, Any] | None:
     return config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
 
 
-def group_sizes(folder: Path) -> set[int]:
-    """Return the group sizes a W4A16 folder declares, after checking that it is one.
+def declared_grids(folder: Path) -> set[tuple[int, int]]:
+    """Return the (bits, group size) a W4A16 folder declares, after checking that it is one; a head may have 8 bits.
 
     Raises:
         UserError: the folder is not compressed-tensors pack-quantized, or a config group has another width, type or
@@ -44,10 +47,10 @@ def group_sizes(folder: Path) -> set[int]:
     groups = declared.get("config_groups") or {}
     if not groups:
         raise UserError(f"{path}: quantization_config has no config_groups")
-    return {_group_size(path, name, group, declared.get("format")) for name, group in groups.items()}
+    return {_grid(path, name, group, declared.get("format")) for name, group in groups.items()}
 
 
-def _group_size(path: Path, name: str, group: dict[str, Any], default_format: str | None) -> int:
+def _grid(path: Path, name: str, group: dict[str, Any], default_format: str | None) -> tuple[int, int]:
     where = f"{path}: config group {name}"
     if (form := group.get("format") or default_format) != "pack-quantized":
         raise UserError(f"{where}: format is {form}; only pack-quantized is read")
@@ -57,12 +60,14 @@ def _group_size(path: Path, name: str, group: dict[str, Any], default_format: st
     weights = group.get("weights") or {}
     if weights.get("symmetric") is not True:
         raise UserError(f"{where}: asymmetric (zero points); only symmetric grids are supported")
-    if (weights.get("num_bits"), weights.get("type")) != (BITS, "int"):
-        raise UserError(f"{where}: {weights.get('num_bits')}-bit {weights.get('type')} weights; only {BITS}-bit int")
+    bits, head = weights.get("num_bits"), all(target.endswith("lm_head") for target in group.get("targets") or [""])
+    if weights.get("type") != "int" or bits not in ((BITS, HEAD_BITS) if head else (BITS,)):
+        allowed = f"only {BITS}-bit int, or {HEAD_BITS}-bit in a group whose target is the lm_head"
+        raise UserError(f"{where}: {bits}-bit {weights.get('type')} weights; {allowed}")
     if weights.get("strategy") != "group" or not weights.get("group_size") or weights["group_size"] < 1:
         raise UserError(f"{where}: strategy is {weights.get('strategy')}; only group with a group_size is supported")
     if weights.get("dynamic"):
         raise UserError(f"{where}: dynamic weight scales; only stored ones are supported")
     if weights.get("actorder") in ("group", True):
         raise UserError(f"{where}: actorder group reorders columns at run time (g_idx); use static or none")
-    return int(weights["group_size"])
+    return int(bits), int(weights["group_size"])

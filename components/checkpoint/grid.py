@@ -1,4 +1,4 @@
-"""The frozen grid of a W4A16 checkpoint: every quantised module's codes and scales, as stored."""
+"""The frozen grid of a W4A16 checkpoint (8 bits for a head that says so): codes and scales, as stored."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from torch import Tensor
 
-from components.checkpoint.config import group_sizes
+from components.checkpoint.config import declared_grids
 from components.checkpoint.quantize import BITS
 from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
@@ -27,27 +27,28 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Quantized:
-    """One quantised linear: codes int8 [out, in], scales [out, in / group_size] in their stored dtype."""
+    """One quantised linear: codes int8 [out, in] of ``bits``, scales [out, in / group_size] in their stored dtype."""
 
     codes: Tensor
     scales: Tensor
     group_size: int
+    bits: int = BITS
 
 
 def read_grid(folder: Path) -> dict[str, Quantized]:
     """Return every quantised module of a W4A16 folder, named as stored.
 
     Raises:
-        UserError: anything but a symmetric INT4 weight-only group grid, naming the module and the file.
+        UserError: anything but a symmetric weight-only group grid of 4 bits (or 8 in a head), naming both.
     """
     return dict(iterate_grid(Tensors(folder)))
 
 
 def iterate_grid(tensors: Tensors) -> Iterator[tuple[str, Quantized]]:
     """Yield the quantised modules one at a time, in name order, so that only one is in memory."""
-    sizes = group_sizes(tensors.folder)
+    grids = declared_grids(tensors.folder)
     for module in quantized_modules(tensors):
-        yield module, read_module(tensors, module, sizes)
+        yield module, read_module(tensors, module, grids)
 
 
 def quantized_modules(tensors: Tensors) -> list[str]:
@@ -65,26 +66,29 @@ def quantized_modules(tensors: Tensors) -> list[str]:
     return modules
 
 
-def read_module(tensors: Tensors, module: str, sizes: set[int]) -> Quantized:
-    """Return one module's codes and scales, checked against each other and the declared group sizes."""
+def read_module(tensors: Tensors, module: str, grids: set[tuple[int, int]]) -> Quantized:
+    """Return one module's codes and scales, checked against each other and the declared (bits, group size)."""
     where = f"{tensors.file(f'{module}.{PACKED}')}: {module}"
     for kind in (SCALE, SHAPE):
         if f"{module}.{kind}" not in tensors:
             raise UserError(f"{where} has no {kind}; the checkpoint is incomplete")
     packed, scales = tensors[f"{module}.{PACKED}"], tensors[f"{module}.{SCALE}"]
     shape = tuple(tensors[f"{module}.{SHAPE}"].tolist())
-    if len(shape) != 2 or packed.dtype != torch.int32 or packed.shape != (shape[0], -(-shape[1] * BITS // 32)):
-        raise UserError(f"{where}: {PACKED} is {_describe(packed)}, which does not hold {BITS}-bit codes of {shape}")
+    widths = sorted({bits for bits, _ in grids})
+    fits = [bits for bits in widths if len(shape) == 2 and packed.shape == (shape[0], -(-shape[1] * bits // 32))]
+    if not fits or packed.dtype != torch.int32:
+        codes = f"{' or '.join(map(str, widths))}-bit codes of {shape}"
+        raise UserError(f"{where}: {PACKED} is {_describe(packed)}, which does not hold {codes}")
     rows, columns = shape
     if not scales.is_floating_point() or scales.ndim != 2 or scales.shape[0] != rows:
         raise UserError(f"{where}: {SCALE} is {_describe(scales)}; expected one row of floats per output of {shape}")
-    groups = scales.shape[1]
-    if groups == 0 or columns % groups or columns // groups not in sizes:
-        raise UserError(f"{where}: {groups} groups do not divide {columns} inputs into groups of {sorted(sizes)}")
+    groups, bits = scales.shape[1], fits[0]
+    if groups == 0 or columns % groups or (bits, columns // groups) not in grids:
+        sizes = sorted(size for width, size in grids if width == bits)
+        raise UserError(f"{where}: {groups} groups do not divide {columns} inputs into groups of {sizes}")
     if not torch.isfinite(scales).all() or not (scales > 0).all():
         raise UserError(f"{where}: {SCALE} holds zero, negative, infinite or NaN scales; the checkpoint is damaged")
-    codes = unpack_from_int32(packed, BITS, torch.Size(shape))
-    return Quantized(codes, scales, columns // groups)
+    return Quantized(unpack_from_int32(packed, bits, torch.Size(shape)), scales, columns // groups, bits)
 
 
 def _describe(tensor: Tensor) -> str:

@@ -1,29 +1,34 @@
-"""Symmetric INT4 group quantisation: the only place where weights become codes.
+"""Symmetric group quantisation to INT4 (an output head also to INT8): the only place where weights become codes.
 
 A row of a weight is cut into groups along the input dimension; each group has one stored scale ``s``, and a weight
-``w`` has the code ``round_half_even(w / s)`` clamped to [-8, 7]. The division is done in fp32 whatever the dtypes:
-in bf16 about one code in a hundred comes out differently.
+``w`` has the code ``round_half_even(w / s)`` clamped to [-8, 7], or [-128, 127]. The division is done in fp32
+whatever the dtypes: in bf16 about one code in a hundred comes out differently.
 """
 
 import torch
 from torch import Tensor
 
 BITS = 4
-LOWEST, HIGHEST = -8, 7
 
 
-def integer_codes(latents: Tensor, scales: Tensor) -> Tensor:
+def limits(bits: int) -> tuple[int, int]:
+    """Return the lowest and the highest code of a width."""
+    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+
+def integer_codes(latents: Tensor, scales: Tensor, bits: int = BITS) -> Tensor:
     """Return the codes of a weight on a given grid.
 
     Args:
         latents: [out, in], any float dtype.
         scales: [out, in / group], any float dtype, positive.
+        bits: of a code, at most 8.
 
     Returns:
-        int8 [out, in] in [-8, 7].
+        int8 [out, in] within :func:`limits`.
     """
     grouped = latents.detach().float().unflatten(-1, (scales.shape[-1], -1))
-    codes = torch.round(grouped / scales.detach().float().unsqueeze(-1)).clamp_(LOWEST, HIGHEST)
+    codes = torch.round(grouped / scales.detach().float().unsqueeze(-1)).clamp_(*limits(bits))
     return codes.to(torch.int8).flatten(-2)
 
 
@@ -45,6 +50,6 @@ def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat1
     return (grouped * scales.float().unsqueeze(-1)).flatten(-2).to(dtype)
 
 
-def fake_quantize(latents: Tensor, scales: Tensor) -> Tensor:
+def fake_quantize(latents: Tensor, scales: Tensor, bits: int = BITS) -> Tensor:
     """Return the weight a served model computes with, in the latents' dtype: dequantised integer codes."""
-    return dequantize(integer_codes(latents, scales), scales, latents.dtype)
+    return dequantize(integer_codes(latents, scales, bits), scales, latents.dtype)

@@ -24,6 +24,8 @@ from components.checkpoint.tensors import INDEX
 from components.contract.errors import UserError
 
 MAX_SHARD_BYTES = 5 * 10**9
+HEAD = "re:.*lm_head"
+"""Target of an output head's config group."""
 SIDECARS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -115,37 +117,39 @@ def save_quantized(
         max_shard_bytes: size above which another shard is begun.
 
     Raises:
-        UserError: the modules do not share one group size.
+        UserError: the modules but for the head do not share one group size, or are not INT4.
     """
     destination.mkdir(parents=True, exist_ok=True)
-    sizes: set[int] = set()
-    head = False
+    grids: set[tuple[int, int]] = set()
+    head = None
     with TensorWriter(destination, max_shard_bytes) as writer:
         for name, tensor in others:
             writer.add(name, tensor)
         for module, quantized in modules:
-            writer.add(f"{module}.{PACKED}", pack_to_int32(quantized.codes, BITS))
+            writer.add(f"{module}.{PACKED}", pack_to_int32(quantized.codes, quantized.bits))
             writer.add(f"{module}.{SCALE}", quantized.scales)
             writer.add(f"{module}.{SHAPE}", torch.tensor(quantized.codes.shape))
-            sizes.add(quantized.group_size)
-            head |= module.endswith("lm_head")
-    if len(sizes) != 1:
-        raise UserError(f"{destination}: group sizes {sorted(sizes)}; all quantised modules must share one")
-    quantized_config = dense_config(config) | {"quantization_config": quantization_config(sizes.pop(), ignore, head)}
-    write_config(destination, quantized_config)
+            if module.endswith("lm_head"):
+                head = quantized.bits, quantized.group_size
+            else:
+                grids.add((quantized.bits, quantized.group_size))
+    if len(grids) != 1 or next(iter(grids))[0] != BITS:
+        found = " and ".join(f"{bits} bits in groups of {size}" for bits, size in sorted(grids))
+        raise UserError(
+            f"{destination}: modules of {found}; all but the head must have {BITS} bits and one group size"
+        )
+    declared = quantization_config(grids.pop()[1], ignore, head)
+    write_config(destination, dense_config(config) | {"quantization_config": declared})
     copy_sidecars(sidecars, destination)
 
 
-def quantization_config(group_size: int, ignore: list[str], head: bool = False) -> dict[str, Any]:
+def quantization_config(group_size: int, ignore: list[str], head: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return a symmetric INT4 weight-only ``quantization_config``, made from the library's own classes.
 
-    A quantised output ``head`` gets a config group of its own: to vLLM it is no ``Linear``.
+    A quantised output ``head``, (bits, group size), gets a config group of its own: to vLLM it is no ``Linear``.
     """
-    weights = QuantizationArgs(
-        num_bits=BITS, type="int", symmetric=True, strategy=QuantizationStrategy.GROUP, group_size=group_size
-    )
-    targets = [["Linear"], ["re:.*lm_head"]][: 1 + head]
-    schemes = [QuantizationScheme(targets=one, weights=weights, format="pack-quantized") for one in targets]
+    grids = {"Linear": (BITS, group_size), **({HEAD: head} if head else {})}
+    schemes = [weight_scheme(target, bits, size) for target, (bits, size) in grids.items()]
     config = QuantizationConfig(
         config_groups={f"group_{number}": scheme for number, scheme in enumerate(schemes)},
         format="pack-quantized",
@@ -153,6 +157,14 @@ def quantization_config(group_size: int, ignore: list[str], head: bool = False) 
         ignore=sorted(ignore),
     )
     return config.model_dump(mode="json")
+
+
+def weight_scheme(target: str, bits: int, group_size: int) -> QuantizationScheme:
+    """Return the library's symmetric weight-only group scheme for one target."""
+    weights = QuantizationArgs(
+        num_bits=bits, type="int", symmetric=True, strategy=QuantizationStrategy.GROUP, group_size=group_size
+    )
+    return QuantizationScheme(targets=[target], weights=weights, format="pack-quantized")
 
 
 def dense_config(config: dict[str, Any]) -> dict[str, Any]:

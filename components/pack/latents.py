@@ -1,12 +1,13 @@
 """The trained latents beside the grid they were trained on."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from components.checkpoint.census import skeleton, stored_modules
-from components.checkpoint.config import group_sizes
+from components.checkpoint.config import declared_grids
 from components.checkpoint.grid import SCALE, Quantized, read_module
 from components.checkpoint.quantize import integer_codes
 from components.checkpoint.tensors import Tensors
@@ -26,7 +27,7 @@ class Latents:
         self.student = student
         self.modules = modules
         self._selected = selected
-        self._sizes = group_sizes(student.folder)
+        self._grids = declared_grids(student.folder)
         given = {name.rpartition(".")[0] for name in selected}
         expected = {f"{module}.{kind}" for module in given for kind in ("weight", SCALE)}
         if odd := set(selected) ^ expected:
@@ -41,7 +42,7 @@ class Latents:
 
     def original(self, module: str) -> Quantized:
         """Return the student's codes and scales."""
-        return read_module(self.student, module, self._sizes)
+        return read_module(self.student, module, self._grids)
 
     def latent(self, module: str, original: Quantized) -> Tensor:
         """Return the tensor that the training forward quantised, checked against the student's grid."""
@@ -62,8 +63,8 @@ class Latents:
             if module in self.carried:
                 yield module, original
             else:
-                codes = integer_codes(self.latent(module, original), original.scales)
-                yield module, Quantized(codes, original.scales, original.group_size)
+                codes = integer_codes(self.latent(module, original), original.scales, original.bits)
+                yield module, replace(original, codes=codes)
             log.progress(done, len(self.modules), module=module)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from components.checkpoint.census import compare, locate
 from components.checkpoint.grid import PACKED, SCALE, quantized_modules
 from components.checkpoint.load import load_model, load_tokenizer
-from components.checkpoint.quantize import BITS, dequantize, fake_quantize, integer_codes
+from components.checkpoint.quantize import dequantize, fake_quantize, integer_codes
 from components.checkpoint.tensors import Tensors
 from components.checkpoint.unpack import passthrough_names
 from components.contract.errors import UserError
@@ -42,13 +42,12 @@ def prove_tensors(target: Tensors, latents: Latents, log: Log) -> dict[str, tupl
         scales = target[f"{module}.{SCALE}"]
         if not same_bytes(scales, latents.student[f"{module}.{SCALE}"]):
             raise UserError(f"{where}: packed scales are not the student's bytes")
-        codes = unpack_from_int32(target[f"{module}.{PACKED}"], BITS, original.codes.shape)
+        codes = unpack_from_int32(target[f"{module}.{PACKED}"], original.bits, original.codes.shape)
         latent = None if module in latents.carried else latents.latent(module, original)
-        expected = original.codes if latent is None else integer_codes(latent, scales)
+        expected = original.codes if latent is None else integer_codes(latent, scales, original.bits)
         untouched = dequantize(original.codes, scales, scales.dtype if latent is None else latent.dtype)
-        if not torch.equal(
-            pack_to_int32(integer_codes(untouched, scales), BITS), latents.student[f"{module}.{PACKED}"]
-        ):
+        packed = pack_to_int32(integer_codes(untouched, scales, original.bits), original.bits)
+        if not torch.equal(packed, latents.student[f"{module}.{PACKED}"]):
             raise UserError(f"{where}: the student's own weights do not pack to the student's own codes")
         if not torch.equal(codes, expected):
             raise UserError(f"{where}: unpacked codes are not the integer codes of the latents")
@@ -91,6 +90,6 @@ def _fake_quantized_logits(student: Path, latents: Latents, rows: list[Tensor]) 
     for module, inner in names.items():
         weight, original = model.get_submodule(inner).weight, latents.original(module)
         latent = latents.latent(module, original)
-        weight.copy_(fake_quantize(latent.float(), original.scales).to(weight.dtype))
+        weight.copy_(fake_quantize(latent.float(), original.scales, original.bits).to(weight.dtype))
     for row in rows:
         yield model(input_ids=row, use_cache=False).logits[0].float()

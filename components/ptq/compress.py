@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from compressed_tensors.quantization import QuantizationArgs
 from llmcompressor import oneshot
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
@@ -17,11 +18,14 @@ from components.checkpoint.grid import Quantized
 from components.checkpoint.load import load_tokenizer
 from components.checkpoint.quantize import BITS, dequantize, integer_codes
 from components.checkpoint.tensors import Tensors
+from components.checkpoint.write import HEAD, weight_scheme
 from components.contract.errors import UserError
 from components.contract.log import Log
 
 
-def check_groups(model: nn.Module, group_size: int, ignore: list[str], folder: Path) -> None:
+def check_groups(
+    model: nn.Module, group_size: int, ignore: list[str], folder: Path, head_group: int | None = None
+) -> None:
     """Demand that groups divide the input width of every linear that will be quantised."""
     chosen = [
         (name, one) for name, one in model.named_modules() if isinstance(one, nn.Linear) and not _matches(name, ignore)
@@ -29,9 +33,10 @@ def check_groups(model: nn.Module, group_size: int, ignore: list[str], folder: P
     if not chosen:
         raise UserError(f"ignore {ignore}: leaves no linear of {folder} to quantise")
     for name, linear in chosen:
-        if linear.in_features % group_size:
+        size = head_group if head_group and name.endswith("lm_head") else group_size
+        if linear.in_features % size:
             raise UserError(
-                f"{folder}: {name} has {linear.in_features} inputs, which groups of {group_size} do not divide; "
+                f"{folder}: {name} has {linear.in_features} inputs, which groups of {size} do not divide; "
                 "choose another group_size or ignore the module"
             )
 
@@ -44,15 +49,22 @@ def with_head(model: PreTrainedModel, ignore: list[str]) -> list[str]:
 
 
 def choose_scales(
-    model: PreTrainedModel, group_size: int, ignore: list[str], batches: "DataLoader[Any] | None", dampening: float
+    model: PreTrainedModel,
+    group_size: int,
+    ignore: list[str],
+    batches: "DataLoader[Any] | None",
+    dampening: float,
+    head: tuple[int, int] | None = None,
 ) -> None:
     """Attach a ``weight_scale`` [out, in / group] to every quantised linear, in place.
 
-    Without ``batches`` a scale is the group's largest magnitude / 7.5. With them GPTQ (arXiv 2210.17323) runs layer by
-    layer, each on the outputs of the quantised layers before it, and leaves on-grid weights.
+    ``head`` is the (bits, group size) of an output head that has its own. Without ``batches`` a scale is the group's
+    largest magnitude / 7.5 (127.5 for 8 bits). With them GPTQ (arXiv 2210.17323) runs layer by layer, each on the
+    outputs of the quantised layers before it, and leaves on-grid weights.
     """
-    weights = {"num_bits": BITS, "type": "int", "symmetric": True, "strategy": "group", "group_size": group_size}
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    groups = {"group_0": weight_scheme("Linear", BITS, group_size)}
+    if head:
+        groups["group_1"] = weight_scheme(HEAD, *head)
     if batches is None:
         oneshot(model=model, recipe=QuantizationModifier(config_groups=groups, ignore=ignore), pipeline="datafree")
         return
@@ -71,17 +83,18 @@ def quantized_linears(model: nn.Module, tensors: Tensors) -> dict[str, nn.Module
 
 
 def summarise(
-    linears: dict[str, nn.Module], tensors: Tensors, group_size: int, errors: dict[str, float], log: Log
+    linears: dict[str, nn.Module], tensors: Tensors, errors: dict[str, float], log: Log
 ) -> Iterator[tuple[str, Quantized]]:
     """Yield each module's codes and scales; note ‖W − Ŵ‖² / ‖W‖² against the stored weight W in ``errors``."""
     for done, (name, linear) in enumerate(linears.items(), 1):
         scales = linear.weight_scale.detach()
-        codes = integer_codes(linear.weight, scales)
+        weights: QuantizationArgs = linear.quantization_scheme.weights
+        codes = integer_codes(linear.weight, scales, weights.num_bits)
         original = (tensors[f"{name}.weight"] if f"{name}.weight" in tensors else linear.weight.detach()).float()
         difference = original - dequantize(codes, scales).float()
         errors[name] = float(difference.square().sum() / original.square().sum())
         log.progress(done, len(linears), module=name)
-        yield name, Quantized(codes, scales, group_size)
+        yield name, Quantized(codes, scales, weights.group_size, weights.num_bits)
 
 
 def _matches(name: str, patterns: list[str]) -> bool:

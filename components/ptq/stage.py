@@ -22,6 +22,13 @@ OUTPUTS = {
 }
 
 
+class Head(StageConfig):
+    """The output head's own grid."""
+
+    bits: Literal[4, 8] = Field(8, description="Bits of a code; vLLM serves 8 on GPUs alone")
+    group_size: Literal[32, 64, 128] = Field(32, description="Input columns that share one scale")
+
+
 class Config(StageConfig):
     """How the INT4 checkpoint is made."""
 
@@ -31,8 +38,8 @@ class Config(StageConfig):
         [r"re:.*lm_head$", r"re:.*linear_attn\.in_proj_[ab]$", r"re:.*visual.*", r"re:^mtp\..*"],
         description="Linears that stay BF16: module names, or regular expressions after re:",
     )
-    head: bool = Field(
-        False, description="Quantise the output head too, whatever ignore says; where it is tied, this unties it"
+    head: Head | None = Field(
+        None, description="Quantise the output head too, whatever ignore says; where it is tied, this unties it"
     )
     calibration_rows: int = Field(128, description="Chats that gptq calibrates on, the first of the input", ge=1)
     calibration_tokens: int = Field(2048, description="A calibration chat is cut to this many tokens", ge=16)
@@ -64,9 +71,10 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     with output.timed("load"):
         model = load_model(folder)
     ignore = with_head(model, config.ignore) if config.head else config.ignore
-    check_groups(model, config.group_size, ignore, folder)
+    head = (config.head.bits, config.head.group_size) if config.head else None
+    check_groups(model, config.group_size, ignore, folder, head and head[1])
     with output.timed(config.method):
-        choose_scales(model, config.group_size, ignore, batches, config.dampening)
+        choose_scales(model, config.group_size, ignore, batches, config.dampening, head)
     linears = quantized_linears(model, tensors)
     dense = unquantized(folder, tensors, linears)
     check_fused(linears, dense)
@@ -76,7 +84,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     with output.timed("write"):
         save_quantized(
             output.path,
-            modules=summarise(linears, tensors, config.group_size, errors, output.log),
+            modules=summarise(linears, tensors, errors, output.log),
             others=((name, tensor) for name, tensor in passthrough_tensors(tensors) if name not in weights),
             config=untied_config(read_config(folder)) if config.head else read_config(folder),
             ignore=dense,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from components.checkpoint.quantize import HIGHEST, LOWEST
+from components.checkpoint.quantize import limits
 
 _BLOCK = 2048
 
@@ -27,19 +27,20 @@ def _kernel(
     tl.store(out + at, (code * scale).to(out.dtype.element_ty), mask=inside)
 
 
-def fake_quantize(masters: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+def fake_quantize(masters: Tensor, scales: Tensor, dtype: torch.dtype, bits: int) -> Tensor:
     """Return what a served model computes with when it stores ``masters`` in ``dtype``.
 
     Args:
         masters: [out, in] on a GPU, contiguous; rounded to ``dtype`` before anything else.
         scales: [out, in / group] on the same GPU, contiguous.
         dtype: float32 or bfloat16.
+        bits: of a code.
 
     Returns:
         [out, in] in ``dtype``.
     """
     out = torch.empty_like(masters, dtype=dtype)
-    total = masters.numel()
+    total, (low, high) = masters.numel(), limits(bits)
     _kernel[(triton.cdiv(total, _BLOCK),)](
         masters,
         scales,
@@ -47,7 +48,7 @@ def fake_quantize(masters: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor
         total,
         GROUP=total // scales.numel(),
         BLOCK=_BLOCK,
-        LOW=float(LOWEST),
-        HIGH=float(HIGHEST),
+        LOW=float(low),
+        HIGH=float(high),
     )
     return out

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from components.checkpoint.config import read_config
 from components.checkpoint.grid import PACKED, Quantized, iterate_grid
 from components.checkpoint.load import load_model
-from components.checkpoint.quantize import integer_codes
 from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
 from components.qad.grid import QuantizedLinear
@@ -49,7 +49,7 @@ class Student:
                 shape, folder = list(quantized.codes.shape), model.config._name_or_path
                 raise UserError(f"{folder}: {name} is quantised as {shape}, but the model has no such linear")
             device = linear.weight.device
-            there = Quantized(quantized.codes.to(device), quantized.scales.to(device), quantized.group_size)
+            there = replace(quantized, codes=quantized.codes.to(device), scales=quantized.scales.to(device))
             self.layers[name] = QuantizedLinear(there, linear.bias, dtype)
             self.start[name] = quantized.codes.cpu()
             model.set_submodule(name if name in modules else inner, self.layers[name])
@@ -105,10 +105,7 @@ class Student:
 
     def codes_changed(self) -> float:
         """Return the share of all codes that differ from the start's, 0 to 1."""
-        changed = sum(
-            int((integer_codes(layer.latents, layer.weight_scale).cpu() != self.start[name]).sum())
-            for name, layer in self.layers.items()
-        )
+        changed = sum(int((layer.codes.cpu() != self.start[name]).sum()) for name, layer in self.layers.items())
         return changed / sum(codes.numel() for codes in self.start.values())
 
     def save(self, folder: Path) -> None:

@@ -15,19 +15,21 @@ def check() -> None:
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device="cuda")
 
-    for group in (32, 64, 128):
+    for group, bits in ((32, 4), (64, 4), (128, 4), (32, 8)):
+        low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
         for scale_dtype in (torch.bfloat16, torch.float32):
             scales = (draw(9216, 2560 // group).abs() * 0.02 + 1e-4).to(scale_dtype)
             wide = scales.float().repeat_interleave(group, 1)
-            halves = torch.randint(-10, 10, wide.shape, device="cuda", generator=generator) + 0.5
-            random = draw(9216, 2560) * wide * 5
+            halves = torch.randint(low - 2, high + 3, wide.shape, device="cuda", generator=generator) + 0.5
+            random = draw(9216, 2560) * wide * (high * 0.7)
             for masters in (random, halves * wide):
-                for dtype, bits in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16)):
-                    one, other = fused.fake_quantize(masters, scales, dtype), plain(masters.to(dtype), scales)
-                    assert torch.equal(one.view(bits), other.view(bits)), (group, scale_dtype, dtype)
+                for dtype, raw in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16)):
+                    one = fused.fake_quantize(masters, scales, dtype, bits)
+                    other = plain(masters.to(dtype), scales, bits)
+                    assert torch.equal(one.view(raw), other.view(raw)), (group, bits, scale_dtype, dtype)
             step = wide.double()
-            exact = (torch.clamp(torch.round(random.double() / step), -8, 7) * step).float()
-            share = float((fused.fake_quantize(random, scales, torch.float32) != exact).double().mean())
+            exact = (torch.clamp(torch.round(random.double() / step), low, high) * step).float()
+            share = float((fused.fake_quantize(random, scales, torch.float32, bits) != exact).double().mean())
             assert share < 1e-5, f"{share} of the weights are not those of float64"
     print(
         f"fused fake quantiser: bit-equal to the plain one; other codes than in float64 for {share:.1e} of the weights"

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from components.checkpoint.quantize import dequantize, fake_quantize, integer_codes
 
+BITS = st.sampled_from([4, 8])
 SHAPES = {"rows": st.integers(1, 9), "groups": st.integers(1, 5), "size": st.sampled_from([1, 2, 8, 32, 33])}
 
 
@@ -19,27 +20,30 @@ def sample(rows: int, groups: int, size: int, seed: int, dtype: torch.dtype) -> 
 
 
 @settings(deadline=None, max_examples=60)
-@given(**SHAPES, seed=st.integers(0, 2**31), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
-def test_codes_are_numpys_fp32_quotients_rounded_half_even(rows, groups, size, seed, dtype):
+@given(**SHAPES, seed=st.integers(0, 2**31), dtype=st.sampled_from([torch.float32, torch.bfloat16]), bits=BITS)
+def test_codes_are_numpys_fp32_quotients_rounded_half_even(rows, groups, size, seed, dtype, bits):
     latents, scales = sample(rows, groups, size, seed, dtype)
+    low, high = {4: (-8, 7), 8: (-128, 127)}[bits]
     wide = np.repeat(scales.float().numpy(), size, axis=1)
-    expected = np.clip(np.rint(latents.float().numpy() / wide), -8, 7).astype(np.int8)
-    codes = integer_codes(latents, scales)
+    expected = np.clip(np.rint(latents.float().numpy() / wide), low, high).astype(np.int8)
+    codes = integer_codes(latents, scales, bits)
     assert codes.dtype == torch.int8
     assert np.array_equal(codes.numpy(), expected)
-    float64 = np.clip(np.rint(latents.double().numpy() / wide.astype(np.float64)), -8, 7)
-    assert np.abs(codes.numpy() - float64).max() <= 1
+    float64 = np.clip(np.rint(latents.double().numpy() / wide.astype(np.float64)), low, high)
+    assert np.abs(codes.numpy().astype(int) - float64).max() <= 1
 
 
 @settings(deadline=None, max_examples=60)
-@given(**SHAPES, seed=st.integers(0, 2**31), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
-def test_codes_survive_dequantisation(rows, groups, size, seed, dtype):
+@given(**SHAPES, seed=st.integers(0, 2**31), dtype=st.sampled_from([torch.float32, torch.bfloat16]), bits=BITS)
+def test_codes_survive_dequantisation(rows, groups, size, seed, dtype, bits):
     generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(-8, 8, (rows, groups * size), generator=generator, dtype=torch.int8)
+    codes = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, groups * size), generator=generator).to(
+        torch.int8
+    )
     scales = (torch.rand(rows, groups, generator=generator) * 3 + 1e-4).bfloat16()
     weights = dequantize(codes, scales, dtype)
-    assert torch.equal(integer_codes(weights, scales), codes)
-    assert torch.equal(fake_quantize(weights, scales), weights)
+    assert torch.equal(integer_codes(weights, scales, bits), codes)
+    assert torch.equal(fake_quantize(weights, scales, bits), weights)
 
 
 def test_dequantisation_is_the_librarys_bit_for_bit():

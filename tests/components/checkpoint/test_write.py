@@ -98,8 +98,26 @@ def test_ignore_lists_matrices_that_the_architecture_lacks(llama: Path, tmp_path
 def test_mixed_group_sizes_are_refused(tmp_path: Path):
     one = Quantized(torch.zeros(2, 64, dtype=torch.int8), torch.ones(2, 2), 32)
     two = Quantized(torch.zeros(2, 64, dtype=torch.int8), torch.ones(2, 1), 64)
-    with pytest.raises(UserError, match=r"group sizes \[32, 64\]"):
+    with pytest.raises(UserError, match="4 bits in groups of 32 and 4 bits in groups of 64"):
         save_quantized(tmp_path, modules=[("a", one), ("b", two)], others=[], config={}, ignore=[], sidecars=tmp_path)
+
+
+def test_only_a_head_may_have_eight_bits(tmp_path: Path):
+    body = Quantized(torch.zeros(2, 64, dtype=torch.int8), torch.ones(2, 2), 32)
+    wide = Quantized(torch.tensor([[-128, 127] * 32] * 2, dtype=torch.int8), torch.ones(2, 1), 64, 8)
+    save_quantized(
+        tmp_path, modules=[("a", body), ("lm_head", wide)], others=[], config={}, ignore=[], sidecars=tmp_path
+    )
+    back = read_grid(tmp_path)
+    assert torch.equal(back["lm_head"].codes, wide.codes)
+    assert [(one.bits, one.group_size) for one in back.values()] == [(4, 32), (8, 64)]
+    with pytest.raises(UserError, match="8 bits in groups of 64"):
+        save_quantized(tmp_path / "w", modules=[("a", wide)], others=[], config={}, ignore=[], sidecars=tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_1"]["weights"]["num_bits"] = 4
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"lm_head.*does not hold 4-bit codes"):
+        read_grid(tmp_path)
 
 
 def test_census_names_differences_both_ways():

@@ -45,25 +45,32 @@ def place(tmp_path, monkeypatch):
     return Place(tmp_path)
 
 
+@pytest.fixture(params=[4, 8])
+def bits(request):
+    return request.param
+
+
 @pytest.fixture
-def start(place, tiny_model):
+def start(place, tiny_model, bits):
     """The INT4 checkpoint whose head is quantised too."""
     output = place.output("ptq")
-    ptq.run(ptq.Config(head=True), place.bind(model=tiny_model), output)
+    ptq.run(ptq.Config(head={"bits": bits}), place.bind(model=tiny_model), output)
     return output.path
 
 
-def test_rounding_unties_the_head_and_keeps_the_embedding(start, tiny_model):
+def test_rounding_unties_the_head_and_keeps_the_embedding(start, tiny_model, bits):
     config = json.loads((start / "config.json").read_text())
     assert config["tie_word_embeddings"] is False
     groups = config["quantization_config"]["config_groups"]
-    assert sorted(group["targets"][0] for group in groups.values()) == ["Linear", "re:.*lm_head"]
+    widths = {group["targets"][0]: group["weights"]["num_bits"] for group in groups.values()}
+    assert widths == {"Linear": 4, "re:.*lm_head": bits}
     dense, rounded = load_model(tiny_model, torch.float32), load_model(start, torch.float32)
     embedding = dense.get_input_embeddings().weight
     assert torch.equal(rounded.get_input_embeddings().weight, embedding)
     stored = load_file(start / "model.safetensors")
     scales = stored["lm_head.weight_scale"].double().repeat_interleave(32, 1)
-    nearest = torch.clamp(torch.round(embedding.bfloat16().double() / scales), -8, 7) * scales  # ptq reads BF16
+    low, high = {4: (-8, 7), 8: (-128, 127)}[bits]
+    nearest = torch.clamp(torch.round(embedding.bfloat16().double() / scales), low, high) * scales  # ptq reads BF16
     torch.testing.assert_close(rounded.lm_head.weight.double(), nearest, rtol=1e-6, atol=0)
 
 
@@ -82,19 +89,19 @@ def test_the_head_trains_by_the_dense_gradient(start, tiny_model, tiny_sequences
     assert (found - expected).norm() / expected.norm() < 1e-4
 
 
-def test_the_trained_head_is_what_the_packed_target_has(place, start, tiny_model, tiny_sequences):
+def test_the_trained_head_is_what_the_packed_target_has(place, start, tiny_model, tiny_sequences, bits):
     output = place.output("qad")
     train(Config(**SETTINGS), tiny_model, start, tiny_sequences, output.scratch, output)
     latents = load_file(output.path / "checkpoints/step-4/latents.safetensors")
     weight, scales = latents["lm_head.weight"], latents["lm_head.weight_scale"]
     before = Student.open(start, torch.float32)
-    assert (integer_codes(weight, scales) != before.start["lm_head"]).any()
+    assert (integer_codes(weight, scales, bits) != before.start["lm_head"]).any()
     packed = place.output("pack")
     selected = output.path / "checkpoints/step-4"
     metrics = pack.run(pack.Config(), place.bind(selected=selected, student=start, model=tiny_model), packed)
     assert metrics["quantized"] == 29
     model = load_model(packed.path, torch.float32)
-    assert torch.equal(model.lm_head.weight, fake_quantize(weight, scales))
+    assert torch.equal(model.lm_head.weight, fake_quantize(weight, scales, bits))
     groups = json.loads((packed.path / "config.json").read_text())["quantization_config"]["config_groups"]
     assert len(groups) == 2
 
