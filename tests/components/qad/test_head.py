@@ -97,8 +97,10 @@ def test_the_trained_head_is_what_the_packed_target_has(place, start, tiny_model
     before = Student.open(start, torch.float32)
     assert (integer_codes(weight, scales, bits) != before.start["lm_head"]).any()
     packed = place.output("pack")
-    selected = output.path / "checkpoints/step-4"
-    metrics = pack.run(pack.Config(), place.bind(selected=selected, student=start, model=tiny_model), packed)
+    bound = place.bind(qad=output.path, student=start, model=tiny_model)
+    choice = place.output("select").path
+    (choice / "scores.json").write_text(json.dumps({"chosen": 4, "qad": bound["qad"].digest}))
+    metrics = pack.run(pack.Config(), Inputs(bound.bound | place.bind(selected=choice).bound), packed)
     assert metrics["quantized"] == 29
     model = load_model(packed.path, torch.float32)
     assert torch.equal(model.lm_head.weight, fake_quantize(weight, scales, bits))
