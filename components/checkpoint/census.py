@@ -87,10 +87,15 @@ def skeleton(folder: Path) -> nn.Module:
     config: Any = AutoConfig.from_pretrained(folder)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    architecture = getattr(transformers, (config.architectures or [""])[0], None)
+    architecture = architecture_of(config)
     with torch.device("meta"):
         model: nn.Module = architecture(config) if architecture else AutoModelForCausalLM.from_config(config)
     return model
+
+
+def architecture_of(config: Any) -> Any:
+    """Return the class of transformers that a config names first, or None: multimodal models whole, not their text."""
+    return getattr(transformers, (config.architectures or [""])[0], None)
 
 
 def _stored_name(name: str, tensors: Tensors) -> str:

@@ -1,9 +1,11 @@
 """Model folders as transformers models: dense ones as they are, W4A16 ones unpacked exactly."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -12,10 +14,13 @@ from components.checkpoint.unpack import dense_tensors
 from components.contract.errors import UserError
 
 
-def load_model(folder: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+def load_model(
+    folder: Path, dtype: torch.dtype = torch.bfloat16, weights: Iterable[tuple[str, Tensor]] | None = None
+) -> PreTrainedModel:
     """Load a dense or W4A16 folder as a causal language model with dense weights, in eval mode, attention by SDPA.
 
     A W4A16 weight is codes × scales, rounded once to ``dtype``. Of a multimodal checkpoint the text model is loaded.
+    ``weights``, by stored names, take the place of all of the folder's own.
 
     Raises:
         UserError: the folder is damaged, of an unknown architecture, or lacks or adds tensors.
@@ -35,7 +40,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedM
     model, report = architecture.from_pretrained(
         None,
         config=config,
-        state_dict=dict(dense_tensors(folder, dtype)),
+        state_dict=dict(dense_tensors(folder, dtype) if weights is None else weights),
         dtype=dtype,
         attn_implementation="sdpa",
         output_loading_info=True,

@@ -6,13 +6,14 @@ from pathlib import Path
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from components.checkpoint.census import compare, locate
+from components.checkpoint.census import architecture_of, compare
 from components.checkpoint.grid import PACKED, SCALE, quantized_modules
 from components.checkpoint.load import load_model, load_tokenizer
 from components.checkpoint.quantize import dequantize, fake_quantize, integer_codes
 from components.checkpoint.tensors import Tensors
-from components.checkpoint.unpack import passthrough_names
+from components.checkpoint.unpack import passthrough_names, passthrough_tensors
 from components.contract.errors import UserError
 from components.contract.log import Log
 from components.pack.latents import Latents, same_bytes
@@ -20,8 +21,6 @@ from components.pack.latents import Latents, same_bytes
 PROOF_TEXTS = (
     "The lighthouse keeper wrote down the time of every ship that passed, and in winter there were few.",
     "def mean(values):\n    return sum(values) / len(values)\n\nprint(mean([3, 4, 8]))",
-    "Question: a train leaves at 9:40 and arrives at 13:05. How long is the journey?\nAnswer: 3 hours and 25 minutes.",
-    "Bread needs flour, water, salt and time; of these, time is the one that is most often left out.",
 )
 
 
@@ -62,34 +61,33 @@ def prove_tensors(target: Tensors, latents: Latents, log: Log) -> dict[str, tupl
     return changed
 
 
-def logit_difference(target: Path, student: Path, latents: Latents, tokenizer_folder: Path) -> dict[str, float]:
-    """Compare the reloaded target's logits with those of the fake-quantised student; one model in memory at a time.
+@torch.inference_mode()
+def logit_difference(target: Path, latents: Latents, tokenizer_folder: Path) -> dict[str, float]:
+    """Compare the target as transformers itself reads it with the fake-quantised student; one in memory at a time.
 
     Returns:
         ``kl``: mean over tokens of KL(student ‖ target) in nats; ``max_logit_difference``; ``proof_tokens``.
     """
     tokenizer = load_tokenizer(tokenizer_folder)
     rows = [tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"] for text in PROOF_TEXTS]
-    expected = list(_fake_quantized_logits(student, latents, rows))
-    model = load_model(target)
+    model = load_model(latents.student.folder, weights=_fake_quantized(latents))
+    expected = [model(input_ids=row, use_cache=False).logits[0].float() for row in rows]
+    reader = architecture_of(AutoConfig.from_pretrained(target)) or AutoModelForCausalLM
+    model = reader.from_pretrained(target, dtype=torch.bfloat16)
     kl = difference = tokens = 0.0
-    with torch.inference_mode():
-        for row, reference in zip(rows, expected, strict=True):
-            logits = model(input_ids=row, use_cache=False).logits[0].float()
-            log_p, log_q = reference.log_softmax(-1), logits.log_softmax(-1)
-            kl += float((log_p.exp() * (log_p - log_q)).sum())
-            difference = max(difference, float((reference - logits).abs().max()))
-            tokens += row.shape[1]
+    for row, reference in zip(rows, expected, strict=True):
+        logits = model(input_ids=row, use_cache=False).logits[0].float()
+        log_p, log_q = reference.log_softmax(-1), logits.log_softmax(-1)
+        kl += float((log_p.exp() * (log_p - log_q)).sum())
+        difference = max(difference, float((reference - logits).abs().max()))
+        tokens += row.shape[1]
     return {"kl": kl / tokens, "max_logit_difference": difference, "proof_tokens": tokens}
 
 
-@torch.inference_mode()
-def _fake_quantized_logits(student: Path, latents: Latents, rows: list[Tensor]) -> Iterator[Tensor]:
-    model = load_model(student)
-    names = locate(model, latents.trained)
-    for module, inner in names.items():
-        weight, original = model.get_submodule(inner).weight, latents.original(module)
-        latent = latents.latent(module, original)
-        weight.copy_(fake_quantize(latent.float(), original.scales, original.bits).to(weight.dtype))
-    for row in rows:
-        yield model(input_ids=row, use_cache=False).logits[0].float()
+def _fake_quantized(latents: Latents) -> Iterator[tuple[str, Tensor]]:
+    """Yield what the trainer's last forward computed with, in BF16."""
+    yield from passthrough_tensors(latents.student)
+    for module in latents.trained:
+        original = latents.original(module)
+        latent = latents.latent(module, original).float()
+        yield f"{module}.weight", fake_quantize(latent, original.scales, original.bits).to(torch.bfloat16)

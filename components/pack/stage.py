@@ -67,7 +67,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     with output.timed("prove tensors"):
         changed = prove_tensors(Tensors(output.path), latents, output.log)
     with output.timed("prove logits"):
-        difference = logit_difference(output.path, folder, latents, sidecars)
+        difference = logit_difference(output.path, latents, sidecars)
     if not difference["kl"] <= config.max_kl:
         raise UserError(
             f"{output.path}: the packed target differs from the fake-quantised student by {difference['kl']:.3g} nats "
