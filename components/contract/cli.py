@@ -164,6 +164,8 @@ def _run(
         }
         replace = not getattr(module, "MEMOISED", True)
         artifact, won = commit(store, stage, digest, output.path, manifest, replace)
+        if won:
+            cache.keep(artifact, output.path)
         log.event("done" if won else "adopted", uri=artifact.uri, seconds=manifest["seconds"])
         return artifact
     finally:

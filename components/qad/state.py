@@ -70,11 +70,12 @@ def _moved(value: Any, master: torch.Tensor) -> Any:
     return value.to(master.device, copy=True) if isinstance(value, torch.Tensor) else value
 
 
-def save_checkpoint(work: Work, output: Path, step: int, student: Student) -> None:
-    """Write ``checkpoints/step-N`` into the output, and keep it for a run that continues this one."""
+def save_checkpoint(work: Work | None, output: Path, step: int, student: Student) -> None:
+    """Write ``checkpoints/step-N`` into the output, and with ``work`` keep it for a run that continues this one."""
     name = f"{_CHECKPOINTS}/step-{step}"
     student.save(output / name)
-    work.put_folder(name, output / name)
+    if work is not None:
+        work.put_folder(name, output / name)
 
 
 def restore_checkpoints(work: Work, output: Path, step: int) -> None:

@@ -83,7 +83,7 @@ def train(
             if output:
                 output.log.event("step", **curve[-1])
         if output and (last or step % config.checkpoint_every == 0):
-            save_checkpoint(output.work, output.path, step, run.student)
+            save_checkpoint(None if last else output.work, output.path, step, run.student)
         if not last and step % config.state_every == 0:
             save_state(work, scratch, step, run.shares, run.optimizer, curve, ranks)
         if output:

@@ -4,6 +4,7 @@
 the artifact's own names. Oldest views go first when the cache outgrows ``QDFLASH_CACHE_GB`` (default 200).
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -50,6 +51,19 @@ def fetch(artifact: Artifact) -> Path:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return view
+
+
+def keep(artifact: Artifact, folder: Path) -> None:
+    """Keep the files that were just committed from ``folder``, so that the next stage here need not fetch them.
+
+    Only where they are on the cache's file system, since a link costs nothing; ``folder`` must not be written again.
+    """
+    blobs = home() / "cache" / "blobs"
+    blobs.mkdir(parents=True, exist_ok=True)
+    for entry in artifact.files:
+        with contextlib.suppress(OSError):
+            (folder / entry["path"]).chmod(0o444)
+            os.link(folder / entry["path"], blobs / entry["sha256"])
 
 
 def fetch_file(artifact: Artifact, path: str) -> Path:

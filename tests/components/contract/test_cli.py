@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,12 +105,22 @@ def test_a_damaged_input_is_refused_by_name(damage: str, store: Store, probe: Pr
         store.delete(key)
     else:
         store.write(key, bytes(data) if damage == "flip" else bytes(data[:2500]))
+    shutil.rmtree(Path(os.environ["QDFLASH_HOME"]) / "cache")  # the machine that made it still holds good copies
     result = probe.run(probe.invocation(store, {"before": [first.uri]}).argv)
     assert result.returncode == 2
     error = one_line_error(result)
     assert "sub/big.bin" in error
     assert first.uri in error
     assert len(verify(artifact, Path(os.environ["QDFLASH_HOME"]))) == 1
+
+
+def test_what_was_made_here_is_not_fetched_again(store: Store, probe: Probe):
+    first = probe.invocation(store, size=5000)
+    assert probe.run(first.argv).returncode == 0
+    artifact = committed(store, first.digest)
+    store.delete(artifact.key("sub/big.bin"))
+    assert probe.run(probe.invocation(store, {"before": [first.uri]}).argv).returncode == 0
+    assert (cache.fetch(artifact) / "sub/big.bin").stat().st_mode & 0o222 == 0
 
 
 def test_an_input_that_is_not_there(store: Store, probe: Probe):
