@@ -5,8 +5,11 @@ token and predicts the token at ``a + k`` (same-position labels). Positions coun
 """
 
 import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
+from torch import Tensor
 
 
 def seed_of(*parts: object) -> int:
@@ -20,14 +23,14 @@ def candidates(answer_start: int, length: int) -> range:
     return range(answer_start, length - 1)
 
 
-def random_anchors(answer_start: int, length: int, limit: int, seed: int) -> torch.Tensor:
+def random_anchors(answer_start: int, length: int, limit: int, seed: int) -> Tensor:
     """Draw up to ``limit`` distinct anchors, sorted; int64 [anchors]."""
     positions = candidates(answer_start, length)
     order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(seed))[:limit]
     return order.sort().values + positions.start
 
 
-def strided_anchors(answer_start: int, length: int, limit: int) -> torch.Tensor:
+def strided_anchors(answer_start: int, length: int, limit: int) -> Tensor:
     """Return up to ``limit`` distinct anchors spread evenly over the answer, both ends included; int64 [anchors]."""
     positions = candidates(answer_start, length)
     count = min(limit, len(positions))
@@ -36,48 +39,91 @@ def strided_anchors(answer_start: int, length: int, limit: int) -> torch.Tensor:
     return torch.linspace(positions.start, positions.stop - 1, count, dtype=torch.float64).round().long()
 
 
-def slot_positions(anchors: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the absolute position of every slot; int64 [anchors, size]."""
-    return anchors[:, None] + torch.arange(size, device=anchors.device)
+@dataclass(frozen=True)
+class Blocks:
+    """Conversations laid end to end, and blocks of ``size`` slots anchored in them; all tensors int64.
 
-
-def attention_mask(length: int, anchors: torch.Tensor, size: int, window: int | None = None) -> torch.Tensor:
-    """Say what each slot sees among the keys ``[length context positions | anchors × size slots]``.
-
-    A slot of block j sees the context strictly before its anchor, and every slot of its own block in both directions,
-    never another block. With a ``window`` W it sees only keys whose distance is below W on either side, which is what
-    a served non-causal sliding window does.
-
-    Returns:
-        bool [anchors·size, length + anchors·size]; True where the query may look.
+    ``token_ids`` [tokens] and their ``positions`` [tokens], each from the start of its own conversation; ``anchors``
+    [anchors] as places in ``token_ids``, with the ``starts`` and ``ends`` [anchors] of their conversations.
     """
-    positions = slot_positions(anchors, size).flatten()
-    block = torch.arange(len(anchors), device=anchors.device).repeat_interleave(size)
-    context = torch.arange(length, device=anchors.device)
-    sees_context = context[None, :] < anchors.repeat_interleave(size)[:, None]
-    sees_slots = block[:, None] == block[None, :]
-    if window is not None:
-        sees_context &= positions[:, None] - context[None, :] < window
-        sees_slots &= (positions[:, None] - positions[None, :]).abs() < window
-    return torch.cat([sees_context, sees_slots], dim=1)
+
+    size: int
+    token_ids: Tensor
+    positions: Tensor
+    anchors: Tensor
+    starts: Tensor
+    ends: Tensor
+
+    @property
+    def places(self) -> Tensor:
+        """Where each slot's own token lies, past the end where there is none; int64 [anchors, size]."""
+        return self.anchors[:, None] + torch.arange(self.size, device=self.anchors.device)
+
+    @property
+    def slot_positions(self) -> Tensor:
+        """The position of every slot in its conversation; int64 [anchors, size]."""
+        return self.places - self.starts[:, None]
+
+    def labels(self) -> tuple[Tensor, Tensor]:
+        """Return the tokens that slots 1 … size−1 should predict, and which of them exist.
+
+        Returns:
+            int64 [anchors, size−1] (0 where there is none) and bool [anchors, size−1].
+        """
+        places = self.places[:, 1:]
+        inside = places < self.ends[:, None]
+        return self.token_ids[places.clamp(max=len(self.token_ids) - 1)] * inside, inside
+
+    def sees(self, window: int | None = None) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the rule of what slots see of the keys ``[tokens of the context | anchors × size slots]``.
+
+        A slot of block j sees its own conversation strictly before its anchor, and every slot of its own block in
+        both directions, never another block. With a ``window`` W it sees only keys whose distance is below W on
+        either side, which is what a served non-causal sliding window does.
+
+        Returns:
+            A function of slots (int64, 0 to anchors·size − 1) and keys (int64) of shapes that broadcast, to bool.
+        """
+        size, anchors, starts = self.size, self.anchors, self.starts
+        tokens = torch.tensor(len(self.token_ids), device=anchors.device)  # a number would compile for each length
+
+        def rule(query: Tensor, key: Tensor) -> Tensor:
+            block, slot, other = query // size, query % size, key - tokens
+            context = (key >= starts[block]) & (key < anchors[block])
+            own = (other >= 0) & (other // size == block)
+            if window is not None:
+                context = context & (anchors[block] + slot - key < window)
+                own = own & ((other % size - slot).abs() < window)
+            return context | own
+
+        return rule
+
+    def to(self, device: torch.device) -> "Blocks":
+        """Return the same blocks on another device."""
+        tensors = {field.name: getattr(self, field.name).to(device) for field in fields(self)[1:]}
+        return Blocks(self.size, **tensors)
 
 
-def labels(token_ids: torch.Tensor, anchors: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens that slots 1 … size−1 should predict, and which of them exist.
+def lay_out(conversations: Sequence[tuple[Tensor, Tensor]], size: int) -> Blocks:
+    """Lay conversations, each its token ids and its anchors (int64 [length] and [anchors]), end to end."""
+    ids, anchors = zip(*conversations, strict=True)
+    lengths, counts = torch.tensor([len(one) for one in ids]), torch.tensor([len(one) for one in anchors])
+    ends = lengths.cumsum(0)
+    starts = (ends - lengths).repeat_interleave(counts)
+    return Blocks(
+        size,
+        torch.cat(ids),
+        torch.cat([torch.arange(len(one)) for one in ids]),
+        torch.cat(anchors) + starts,
+        starts,
+        ends.repeat_interleave(counts),
+    )
 
-    Returns:
-        int64 [anchors, size−1] (0 where there is none) and bool [anchors, size−1].
-    """
-    positions = slot_positions(anchors, size)[:, 1:]
-    inside = positions < len(token_ids)
-    return token_ids[positions.clamp(max=len(token_ids) - 1)] * inside, inside
 
-
-def slot_weights(inside: torch.Tensor, gamma: float) -> torch.Tensor:
+def decay(inside: Tensor, gamma: float) -> Tensor:
     """Return the loss weight of slots 1 … K: exp(−(k−1)/γ), zero where there is no label (DFlash, loss decay).
 
     Returns:
         float32, the shape of ``inside`` [anchors, K].
     """
-    decay = torch.exp(-torch.arange(inside.shape[1], dtype=torch.float32, device=inside.device) / gamma)
-    return inside * decay
+    return inside * torch.exp(-torch.arange(inside.shape[1], dtype=torch.float32, device=inside.device) / gamma)

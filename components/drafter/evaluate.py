@@ -12,9 +12,10 @@ import torch
 from speculators.models.dflash.core import DFlashDraftModel
 
 from components.drafter import forward
-from components.drafter.blocks import labels, strided_anchors
+from components.drafter.blocks import lay_out, strided_anchors
 from components.drafter.data import Chat
 from components.drafter.features import Features
+from components.qad.parallel import Ranks
 
 Draft = Callable[[int, Chat, torch.Tensor], torch.Tensor]
 RESAMPLES = 1000
@@ -26,10 +27,9 @@ def neural(drafter: DFlashDraftModel, features: Features, dtype: torch.dtype) ->
     @torch.no_grad()
     def draft(index: int, chat: Chat, anchors: torch.Tensor) -> torch.Tensor:
         device = drafter.device
+        blocks = lay_out([(chat.token_ids, anchors)], drafter.block_size).to(device)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            drafted = forward.predictions(
-                drafter, features(index).to(device), chat.token_ids.to(device), anchors.to(device)
-            )
+            drafted = forward.predictions(drafter, features(index).to(device), blocks)
         return drafted.cpu()
 
     return draft
@@ -62,8 +62,15 @@ def bigram(chats: Sequence[Chat], vocabulary: int, slots: int) -> Draft:
     return draft
 
 
-def accept_length(draft: Draft, chats: Sequence[Chat], size: int, limit: int, seed: int = 0) -> dict[str, Any]:
-    """Score a drafter with blocks of ``size`` at up to ``limit`` anchors a chat.
+def accept_length(
+    draft: Draft,
+    chats: Sequence[Chat],
+    size: int,
+    limit: int,
+    seed: int = 0,
+    ranks: Ranks = Ranks(),  # noqa: B008
+) -> dict[str, Any]:
+    """Score a drafter with blocks of ``size`` at up to ``limit`` anchors a chat; ranks share the chats out.
 
     Returns:
         ``value`` with ``low`` and ``high`` (95 % percentile bootstrap over chats), ``per_position`` (share of anchors
@@ -71,12 +78,15 @@ def accept_length(draft: Draft, chats: Sequence[Chat], size: int, limit: int, se
     """
     hits = torch.zeros(len(chats), size - 1)
     anchors_of = torch.zeros(len(chats))
-    for index, chat in enumerate(chats):
+    for index in range(ranks.rank, len(chats), ranks.world):
+        chat = chats[index]
         anchors = strided_anchors(chat.answer_start, len(chat.token_ids), limit)
-        wanted, inside = labels(chat.token_ids, anchors, size)
+        wanted, inside = lay_out([(chat.token_ids, anchors)], size).labels()
         right = (draft(index, chat, anchors) == wanted) & inside
         hits[index] = right.int().cumprod(1).sum(0)
         anchors_of[index] = len(anchors)
+    found = torch.tensor(ranks.sum(*torch.cat([hits.flatten(), anchors_of]).tolist()))
+    hits, anchors_of = found[: hits.numel()].view_as(hits), found[hits.numel() :]
     accepted = hits.sum(1)
     picks = torch.randint(len(chats), (RESAMPLES, len(chats)), generator=torch.Generator().manual_seed(seed))
     resampled = 1 + accepted[picks].sum(1) / anchors_of[picks].sum(1)

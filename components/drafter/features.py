@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from components.contract.context import Output
 from components.contract.errors import UserError
 from components.drafter.data import Chat
+from components.qad.parallel import Ranks
+from components.store.work import Work
 
 Features = Callable[[int], torch.Tensor]
 SHARD_TOKENS = 2048
@@ -45,6 +46,7 @@ class TargetFeatures:
 
     def __init__(self, target: torch.nn.Module, taps: Sequence[int], final: bool = False) -> None:
         self._decoder, self._taps, self._final = target.get_decoder(), list(taps), final
+        self.width = (len(self._taps) + final) * target.get_output_embeddings().weight.shape[1]
 
     @torch.no_grad()
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -74,28 +76,38 @@ class TargetFeatures:
         return torch.cat([*(caught[tap] for tap in self._taps), *last], dim=-1)
 
 
-def cached(compute: TargetFeatures, chats: Sequence[Chat], path: Path, output: Output) -> Features:
+def cached(
+    compute: TargetFeatures,
+    chats: Sequence[Chat],
+    path: Path,
+    work: Work,
+    progress: Callable[[int, int], None],
+    ranks: Ranks = Ranks(),  # noqa: B008
+) -> Features:
     """Compute every conversation's features once into a memory-mapped bfloat16 file; return the look-up by index.
 
-    Shards of conversations are stored in ``output.work`` as they are done, so that a killed run does not repeat them.
+    Shards of conversations are stored in ``work`` as they are done, so that a killed run does not repeat them; ranks
+    share them out and the file.
     """
     starts = np.cumsum([0] + [len(chat.token_ids) for chat in chats])
-    store: np.memmap | None = None
-    for first, last in _shards(starts):
+    shape = (int(starts[-1]), compute.width)
+    if ranks.rank == 0:
+        np.memmap(path, np.int16, "w+", shape=shape)
+    ranks.meet()
+    store = np.memmap(path, np.int16, "r+", shape=shape)
+    for first, last in list(_shards(starts))[ranks.rank :: ranks.world]:
         name = f"features/{first}-{last}"
-        data = output.work.get(name)
+        data = work.get(name)
         if data is None:
             shard = torch.cat([compute(chat.token_ids).to(torch.bfloat16) for chat in chats[first:last]])
             data = shard.view(torch.int16).cpu().numpy().tobytes()
-            output.work.put(name, data)
-        rows = np.frombuffer(data, np.int16).reshape(int(starts[last] - starts[first]), -1)
-        if store is None:
-            store = np.memmap(path, np.int16, "w+", shape=(int(starts[-1]), rows.shape[1]))
-        store[starts[first] : starts[last]] = rows
-        output.log.progress(last, len(chats), what="features")
+            work.put(name, data)
+        store[starts[first] : starts[last]] = np.frombuffer(data, np.int16).reshape(-1, compute.width)
+        progress(last, len(chats))
+    store.flush()
+    ranks.meet()
 
     def look_up(index: int) -> torch.Tensor:
-        assert store is not None
         return torch.from_numpy(np.array(store[starts[index] : starts[index + 1]])).view(torch.bfloat16)
 
     return look_up

@@ -1,32 +1,32 @@
-"""One drafter forward over all blocks of one conversation."""
+"""One drafter forward over all blocks of a few conversations."""
 
 import torch
 from speculators.models.dflash.core import DFlashDraftModel
+from torch import Tensor
 
-from components.drafter.blocks import attention_mask, slot_positions
+from components.drafter.attention import attention_mask
+from components.drafter.blocks import Blocks
 from components.drafter.model import window_of
 
 
-def block_hidden(
-    drafter: DFlashDraftModel, features: torch.Tensor, token_ids: torch.Tensor, anchors: torch.Tensor
-) -> torch.Tensor:
-    """Run every block of one conversation at once.
+def block_hidden(drafter: DFlashDraftModel, features: Tensor, blocks: Blocks) -> Tensor:
+    """Run every block at once.
 
     Args:
         drafter: with the target's embedding attached.
-        features: [length, taps·hidden], the target's tapped hidden states.
-        token_ids: int64 [length].
-        anchors: int64 [anchors].
+        features: [tokens, taps·hidden], the target's tapped hidden states.
+        blocks: on the drafter's device.
 
     Returns:
         Normalised hidden states of every slot, [anchors, block, hidden]; the head gives logits.
     """
-    size, length = drafter.block_size, len(token_ids)
-    slots = torch.full((len(anchors), size), drafter.mask_token_id, device=anchors.device)
-    slots[:, 0] = token_ids[anchors]
-    positions = torch.cat([torch.arange(length, device=anchors.device), slot_positions(anchors, size).flatten()])[None]
-    mask = attention_mask(length, anchors, size, window_of(drafter))[None, None]
-    context = drafter.hidden_norm(drafter.fc(features.to(drafter.fc.weight.dtype)))[None]
+    slots = torch.full_like(blocks.places, drafter.mask_token_id)
+    slots[:, 0] = blocks.token_ids[blocks.anchors]
+    positions = torch.cat([blocks.positions, blocks.slot_positions.flatten()])[None]
+    mask = attention_mask(blocks, window_of(drafter))
+    if not torch.is_autocast_enabled(features.device.type):
+        features = features.to(drafter.fc.weight.dtype)
+    context = drafter.hidden_norm(drafter.fc(features))[None]
     hidden = drafter.embed_tokens(slots.flatten())[None].to(context.dtype)
     rotary = drafter.rotary_emb(hidden, positions)
     for layer in drafter.layers:
@@ -37,13 +37,11 @@ def block_hidden(
             position_embeddings=rotary,
             use_cache=False,
         )
-    return drafter.norm(hidden)[0].unflatten(0, (len(anchors), size))
+    return drafter.norm(hidden)[0].unflatten(0, slots.shape)
 
 
-def predictions(
-    drafter: DFlashDraftModel, features: torch.Tensor, token_ids: torch.Tensor, anchors: torch.Tensor
-) -> torch.Tensor:
+def predictions(drafter: DFlashDraftModel, features: Tensor, blocks: Blocks) -> Tensor:
     """Return the drafted tokens of slots 1 … block−1, by argmax; int64 [anchors, block−1] of target token ids."""
-    hidden = block_hidden(drafter, features, token_ids, anchors)[:, 1:]
+    hidden = block_hidden(drafter, features, blocks)[:, 1:]
     drafted = drafter.lm_head(hidden).argmax(-1)
     return drafted if drafter.d2t is None else drafted + drafter.d2t[drafted]

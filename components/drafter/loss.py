@@ -1,57 +1,67 @@
-"""The drafter's loss over the blocks of one conversation."""
+"""The drafter's loss over the blocks of a few conversations."""
 
 from typing import Literal
 
 import torch
 from speculators.models.dflash.core import DFlashDraftModel
-from torch.nn.functional import cross_entropy, kl_div
+from torch import Tensor
 
-from components.drafter.blocks import labels, slot_positions, slot_weights
+from components.drafter import head
+from components.drafter.blocks import Blocks, decay
 from components.drafter.forward import block_hidden
 
-Kind = Literal["cross_entropy", "kl"]
-HEAD_ROWS = 4096
+Kind = Literal["cross_entropy", "kl", "d_pace"]
+SMOOTHING = 0.5
 
 
-def weight_sum(token_ids: torch.Tensor, anchors: torch.Tensor, size: int, gamma: float) -> float:
-    """Return Σw of one conversation's blocks: what its loss adds to the global denominator."""
-    return float(slot_weights(labels(token_ids, anchors, size)[1], gamma).double().sum())
+def weight_sum(blocks: Blocks, gamma: float, kind: Kind = "cross_entropy") -> float:
+    """Return what these blocks add to the global batch's denominator: Σw, for ``d_pace`` the number of labels."""
+    inside = blocks.labels()[1]
+    return float((inside if kind == "d_pace" else decay(inside, gamma)).double().sum())
 
 
 def weighted_loss(
     drafter: DFlashDraftModel,
-    features: torch.Tensor,
-    token_ids: torch.Tensor,
-    anchors: torch.Tensor,
+    features: Tensor,
+    blocks: Blocks,
     gamma: float,
     kind: Kind = "cross_entropy",
-) -> torch.Tensor:
-    """Return Σ w·loss over one conversation's slots, in nats and not yet divided; divide by Σw of the whole batch.
+) -> Tensor:
+    """Return Σ w·loss over the slots, in nats and not yet divided; divide by the whole batch's :func:`weight_sum`.
 
-    Weights are exp(−(k−1)/γ) (DFlash, position decay). ``cross_entropy`` asks slot k for the token at its own
-    position; a token outside a trimmed vocabulary cannot be drafted: its slot adds no loss but keeps its weight in the
-    denominator. ``kl`` asks for the distribution p that the target had there, KL(p ‖ drafter), both over the tokens
-    that can be drafted; ``features`` then end with the target's last hidden state. The head runs over chunks of
-    slots, in float32 from the logits on.
+    ``cross_entropy`` asks slot k for the token at its own position, with weight exp(−(k−1)/γ) (DFlash, position
+    decay); a token outside a trimmed vocabulary cannot be drafted: its slot adds no loss but keeps its weight in the
+    denominator. ``d_pace`` asks for the same with weights :func:`d_pace` instead. ``kl`` asks for the distribution p
+    that the target had there, KL(p ‖ drafter), both over the tokens that can be drafted, with the decaying weights;
+    ``features`` then end with the target's last hidden state.
     """
     states, last = features.split([drafter.fc.in_features, features.shape[1] - drafter.fc.in_features], dim=1)
-    wanted, inside = labels(token_ids, anchors, drafter.block_size)
-    weights = slot_weights(inside, gamma)
-    before = slot_positions(anchors, drafter.block_size)[:, :-1]
-    if kind == "cross_entropy" and drafter.t2d is not None:
-        inside = inside & drafter.t2d[wanted]
+    wanted, inside = blocks.labels()
+    drafted = inside
+    if kind != "kl" and drafter.t2d is not None:
+        drafted = inside & drafter.t2d[wanted]
         wanted = (drafter.t2d.cumsum(0) - 1)[wanted]
-    hidden = block_hidden(drafter, states, token_ids, anchors)[:, 1:][inside]
-    total = hidden.new_zeros((), dtype=torch.float32)
-    for rows, ids, places, weight in zip(
-        *(part.split(HEAD_ROWS) for part in (hidden, wanted[inside], before[inside], weights[inside])), strict=True
-    ):
-        logits = drafter.lm_head(rows).float()
-        if kind == "cross_entropy":
-            loss = cross_entropy(logits, ids, reduction="none")
-        else:
-            with torch.no_grad():
-                target = drafter.lm_head(last[places].to(rows.dtype)).float().log_softmax(-1)
-            loss = kl_div(logits.log_softmax(-1), target, reduction="none", log_target=True).sum(-1)
-        total = total + (weight * loss).sum()
-    return total
+    hidden, weight = block_hidden(drafter, states, blocks)[:, 1:][drafted], drafter.lm_head.weight
+    if kind == "kl":
+        losses = head.divergence(hidden, weight, last, blocks.places[:, :-1][drafted])
+    else:
+        losses = head.cross_entropy(hidden, weight, wanted[drafted])
+    if kind == "d_pace":
+        confidence = torch.zeros(inside.shape, device=losses.device)
+        confidence[drafted] = torch.exp(-losses.detach())
+        weights = d_pace(confidence, inside)
+    else:
+        weights = decay(inside, gamma)
+    return (weights[drafted] * losses).sum()
+
+
+def d_pace(confidence: Tensor, inside: Tensor) -> Tensor:
+    """Return D-PACE weights: of slot k Σ_{j≥k} Π_{i≤j} ((1 − α)·q_i + α), α = 0.5: how much it can still earn.
+
+    Args:
+        confidence: [anchors, K], the probability q that the drafter gives slots' labels.
+        inside: bool [anchors, K], which slots have one; others earn nothing.
+    """
+    smooth = torch.where(inside, (1 - SMOOTHING) * confidence + SMOOTHING, 1.0)
+    earned = smooth.cumprod(1) * inside
+    return earned.flip(1).cumsum(1).flip(1) * inside

@@ -13,6 +13,7 @@ from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import PretrainedConfig, Qwen3Config
 
 from components.contract.errors import UserError
+from components.drafter.attention import IMPLEMENTATION
 
 INITIALISER_STD = 0.02
 
@@ -64,7 +65,7 @@ def build(
         max_window_layers=0,
         layer_types=["sliding_attention" if window else "full_attention"] * layers,
     )
-    layer._attn_implementation = "sdpa"
+    layer._attn_implementation = IMPLEMENTATION
     config = DFlashSpeculatorConfig(
         transformer_layer_config=layer,
         draft_vocab_size=text.vocab_size if draft_tokens is None else len(draft_tokens),
@@ -99,7 +100,9 @@ def window_of(drafter: DFlashDraftModel) -> int | None:
 
 
 def attach(drafter: DFlashDraftModel, target: torch.nn.Module) -> DFlashDraftModel:
-    """Give the drafter the target's embedding and output head, frozen; a trimmed head keeps the drafted rows only.
+    """Give the drafter the target's own embedding and output head, frozen, and the target's device.
+
+    A trimmed head is a copy of the drafted rows.
 
     Raises:
         UserError: the target's vocabulary or width is not the one the drafter was made for.
@@ -115,11 +118,11 @@ def attach(drafter: DFlashDraftModel, target: torch.nn.Module) -> DFlashDraftMod
     if max(taps_of(drafter)) >= layers:
         raise UserError(f"drafter: taps layers {taps_of(drafter)}, the target has {layers} layers")
     if drafter.t2d is not None:
-        head = head[drafter.t2d]
+        head = head[drafter.t2d.to(head.device)]
     for module, weight in ((drafter.embed_tokens, embedding), (drafter.lm_head, head)):
-        module.weight = torch.nn.Parameter(weight.detach().clone(), requires_grad=False)
+        module.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
     drafter.verifier_lm_head, drafter.verifier_norm = None, None
-    return drafter
+    return drafter.to(embedding.device)
 
 
 def trained_parameters(drafter: DFlashDraftModel) -> dict[str, torch.nn.Parameter]:
@@ -158,7 +161,7 @@ def read(folder: Path) -> DFlashDraftModel:
             f"drafter {folder}: config.json is not a DFlash speculator's; give an artifact of the drafter stage"
         )
     config = DFlashSpeculatorConfig.from_pretrained(folder)
-    config.transformer_layer_config._attn_implementation = "sdpa"
+    config.transformer_layer_config._attn_implementation = IMPLEMENTATION
     drafter = DFlashDraftModel(config)
     if drafter.t2d is not None:
         tensors = load_file(folder / "model.safetensors")

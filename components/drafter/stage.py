@@ -1,14 +1,12 @@
 """The drafter stage: its ports, its knobs, and the order in which its parts run."""
 
-import json
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from components.chats.rows import read_rows
 from components.contract.context import Inputs, Output
 from components.contract.digest import StageConfig, runtime
-from components.contract.errors import UserError
 from components.contract.stage import Port
 
 ROLE = "train"
@@ -45,8 +43,9 @@ class Config(StageConfig):
     held_out: float = Field(0.02, gt=0, lt=1, description="Share of the chats that are evaluated, not trained on")
     anchors: int = Field(512, ge=1, description="Anchors drawn per conversation and step")
     gamma: float = Field(7.0, gt=0, description="Decay of the slots' loss weights, exp(−(k−1)/γ)")
-    loss: Literal["cross_entropy", "kl"] = Field(
-        "cross_entropy", description="Learn the stored tokens, or the target's distribution there"
+    loss: Literal["cross_entropy", "kl", "d_pace"] = Field(
+        "cross_entropy",
+        description="Learn the stored tokens, the target's distribution there, or tokens by what they can still earn",
     )
     epochs: int = Field(2, ge=0, description="Passes over the chats")
     batch: int = Field(32, ge=1, description="Conversations per optimiser step")
@@ -62,13 +61,19 @@ class Config(StageConfig):
     evaluation_anchors: int = Field(64, ge=1, description="Anchors per held-out chat, spread evenly")
     seed: int = Field(0, ge=0, description="Seed of weights, order and anchors")
     save_every: int = runtime(200, "Steps between stored training states", ge=1)
+    micro_batch: int = runtime(1, "Conversations per forward pass; divides batch", ge=1)
+    processes: int = runtime(
+        0, "Processes that share each step's batch, one per GPU; 0: as many as GPUs, or one", ge=0
+    )
 
     @model_validator(mode="after")
-    def _slots_matter(self) -> "Config":
+    def _fits_together(self) -> "Config":
         if self.window is not None and self.window < self.block_size:
             raise ValueError(
                 f"window {self.window} is smaller than block_size {self.block_size}: slots would not see each other"
             )
+        if self.batch % self.micro_batch:
+            raise ValueError(f"batch {self.batch} is not a multiple of micro_batch {self.micro_batch}")
         return self
 
 
@@ -76,136 +81,16 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Train, evaluate and write the drafter; see ``OUTPUTS`` for the files.
 
     Raises:
-        UserError: chats, target and initial drafter do not fit together, a width the group does not divide, or zero
-            training steps.
+        UserError: chats, target and initial drafter do not fit together, a width the group does not divide, a batch
+            that does not split over the processes, or zero training steps.
     """
     import torch
 
-    from components.checkpoint.load import load_model, load_tokenizer
-    from components.drafter import data, evaluate, features, model
-    from components.drafter.train import Schedule, Trainer
+    from components.drafter.fit import fit
+    from components.qad.parallel import started
 
-    dtype = getattr(torch, config.dtype)
-    target = load_model(inputs["target"].path, dtype)
-    tokenizer = load_tokenizer(inputs["target"].path)
-    rows = read_rows(inputs["chats"].path)
-    chats = data.split(rows, config.max_length, config.held_out, None if config.reasoning else tokenizer)
-    counts = {
-        "train": len(chats.train),
-        "held_out": len(chats.held_out),
-        "too_short": chats.too_short,
-        "cut": chats.cut,
-    }
-    output.log.event("chats", **counts)
-    every = [*chats.train, *chats.held_out]
-    torch.manual_seed(config.seed)
-    init = inputs["init"].path if "init" in inputs else None
-    drafter = model.read(init) if init else _new(config, target, tokenizer, chats)
-    model.attach(drafter, target)
-    model.check_group(drafter, config.group_size)
-    data.refuse_mask_token(drafter.mask_token_id, every)
-
-    with output.timed("features"):
-        compute = features.TargetFeatures(target, model.taps_of(drafter), final=config.loss == "kl")
-        if config.cache_features:
-            look_up = features.cached(compute, every, output.scratch / "features.bin", output)
-        else:
-            look_up = features.online(compute, every)
-
-    def score(draft: evaluate.Draft) -> dict[str, Any]:
-        return evaluate.accept_length(
-            draft, chats.held_out, drafter.block_size, config.evaluation_anchors, config.seed
-        )
-
-    def neural() -> dict[str, Any]:
-        width = drafter.fc.in_features
-        return score(evaluate.neural(drafter, lambda index: look_up(len(chats.train) + index)[:, :width], dtype))
-
-    slots, vocabulary = drafter.block_size - 1, drafter.embed_tokens.num_embeddings
-    with output.timed("baselines"):
-        baselines = {"untrained": neural(), "bigram": score(evaluate.bigram(chats.train, vocabulary, slots))}
-    if init:
-        model.load_weights(drafter, init)
-
-    schedule = Schedule(
-        epochs=config.epochs,
-        batch=config.batch,
-        learning_rate=config.learning_rate,
-        warmup=config.warmup,
-        weight_decay=config.weight_decay,
-        clip=config.clip,
-        anchors=config.anchors,
-        gamma=config.gamma,
-        loss=config.loss,
-        seed=config.seed,
-        dtype=dtype,
-    )
-    trainer = Trainer(drafter, chats.train, look_up, schedule, neural)
-    if trainer.resume(output.work, output.scratch):
-        output.log.progress(trainer.state.step, trainer.total, what="steps")
-
-    def save() -> None:
-        trainer.save(output.work, output.scratch)
-        output.log.progress(trainer.state.step, trainer.total, what="steps")
-
-    with output.timed("training"):
-        state = trainer.run(
-            config.evaluate_every, config.save_every, save, lambda **fields: output.log.event("evaluated", **fields)
-        )
-    best = trainer.restore_best()
-    model.save(drafter, output.path)
-    evaluations = [entry for entry in state.curve if "accept_length" in entry]
-    scores = {
-        **baselines,
-        "init": evaluations[0]["accept_length"],
-        "final": best["score"],
-        "init_is": "the drafter of the init port" if init else "random weights",
-        "best_step": best["step"],
-        "evaluations": evaluations,
-        "definition": evaluate.__doc__,
-    }
-    (output.path / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
-    with (output.path / "curve.jsonl").open("w") as lines:
-        lines.writelines(json.dumps(entry) + "\n" for entry in state.curve)
-    summary = {name: _interval(scores[name]) for name in ("untrained", "bigram", "init", "final")}
-    return {
-        "accept_length": summary,
-        "per_position": best["score"]["per_position"],
-        "best_step": best["step"],
-        "steps": state.step,
-        "tokens": state.tokens,
-        "seconds": round(state.seconds, 3),
-        "chats": counts,
-        "parameters": sum(weight.numel() for weight in model.trained_parameters(drafter).values()),
-        "mask_token": drafter.mask_token_id,
-        "taps": model.taps_of(drafter),
-    }
-
-
-def _new(config: Config, target: Any, tokenizer: Any, chats: Any) -> Any:
-    from components.drafter import data, features, model
-
-    text = model.text_config(target.config)
-    every = [*chats.train, *chats.held_out]
-    kept = config.draft_vocabulary
-    if kept is not None and kept >= text.vocab_size:
-        raise UserError(
-            f"draft_vocabulary {kept}: the target has {text.vocab_size} tokens; give fewer, or null for all"
-        )
-    return model.build(
-        target.config,
-        layers=config.layers,
-        taps=features.target_layer_ids(text.num_hidden_layers, config.taps),
-        block_size=config.block_size,
-        mask_token=data.choose_mask_token(tokenizer, text.vocab_size, every, config.mask_token),
-        window=config.window,
-        heads=config.heads,
-        key_value_heads=config.key_value_heads,
-        head_dim=config.head_dim,
-        intermediate_size=config.intermediate_size,
-        draft_tokens=None if kept is None else data.frequent_tokens(chats.train, kept, text.vocab_size),
-    )
-
-
-def _interval(score: dict[str, Any]) -> dict[str, float]:
-    return {key: round(score[key], 5) for key in ("value", "low", "high")}
+    folders = {port: inputs[port].path for port in INPUTS if port in inputs}
+    work = partial(fit, config, folders, output.scratch, output.work)
+    processes = config.processes or max(1, torch.cuda.device_count())
+    with started(processes, output.scratch, partial(work, None)) as ranks:
+        return work(output, ranks)

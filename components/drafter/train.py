@@ -1,24 +1,28 @@
-"""The training loop: full state on every checkpoint, so that a killed run continues bit for bit on the CPU."""
+"""The training loop over any number of processes, and the full state that a killed run continues from."""
 
 import math
-import time
+import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from speculators.models.dflash.core import DFlashDraftModel
 
-from components.contract.errors import UserError
-from components.drafter.blocks import random_anchors, seed_of
+from components.contract.errors import StageError, UserError
+from components.drafter.blocks import Blocks, lay_out, random_anchors, seed_of
 from components.drafter.data import Chat
 from components.drafter.features import Features
 from components.drafter.loss import Kind, weight_sum, weighted_loss
 from components.drafter.model import trained_parameters
+from components.drafter.stage import Config
+from components.qad.parallel import Ranks, Shares
+from components.qad.state import Line, load_state, save_state
 from components.store.work import Work
 
-STATE = "state"
+BEST = "best-"
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Schedule:
 
     epochs: int
     batch: int
+    micro_batch: int
     learning_rate: float
     warmup: float
     weight_decay: float
@@ -36,6 +41,12 @@ class Schedule:
     loss: Kind
     seed: int
     dtype: torch.dtype
+
+    @classmethod
+    def of(cls, config: Config) -> "Schedule":
+        """Return what the stage's config asks for."""
+        values = {field.name: getattr(config, field.name) for field in fields(cls)}
+        return cls(**values | {"dtype": getattr(torch, config.dtype)})
 
     def steps(self, chats: int) -> int:
         """Return the number of optimiser steps; the last batch of an epoch may be smaller.
@@ -56,19 +67,15 @@ class Schedule:
         return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(total - warm, 1)))
 
 
-@dataclass
-class State:
-    """What a checkpoint holds beside weights and optimiser."""
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    curve: list[dict[str, Any]] = field(default_factory=list)
-    best: dict[str, Any] | None = None
-
-
 class Trainer:
-    """Trains ``drafter`` on ``chats`` and keeps the best weights by held-out acceptance, which ``score`` measures."""
+    """Trains ``drafter`` on ``chats`` and keeps the best weights by held-out acceptance, which ``score`` measures.
+
+    Each rank takes its share of a step's conversations; the gradient is that of the whole batch, however it is split.
+    ``scratch`` is a folder that all ranks share; ``work`` is rank 0's alone.
+
+    Raises:
+        UserError: zero steps, or a batch that does not split into micro-batches on so many ranks.
+    """
 
     def __init__(
         self,
@@ -77,110 +84,152 @@ class Trainer:
         features: Features,
         schedule: Schedule,
         score: Callable[[], dict[str, Any]],
+        scratch: Path,
+        work: Work | None,
+        ranks: Ranks = Ranks(),  # noqa: B008
     ) -> None:
+        if schedule.batch % (schedule.micro_batch * ranks.world):
+            parts = f"micro-batches of {schedule.micro_batch} on {ranks.world} processes"
+            raise UserError(f"drafter.batch: {schedule.batch} conversations do not split into {parts}")
         self.drafter, self.chats, self.features, self.schedule, self.score = drafter, chats, features, schedule, score
+        self.ranks, self._scratch, self._work = ranks, scratch, work
         self.total = schedule.steps(len(chats))
-        self.state = State()
         self._weights = trained_parameters(drafter)
-        decayed = [weight for weight in self._weights.values() if weight.ndim > 1]
-        plain = [weight for weight in self._weights.values() if weight.ndim <= 1]
+        self._shares = Shares(self._weights, ranks)
+        owned = self._shares.owned.values()
         self._optimiser = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": schedule.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+            [
+                {"params": [one for one in owned if one.ndim > 1], "weight_decay": schedule.weight_decay},
+                {"params": [one for one in owned if one.ndim <= 1], "weight_decay": 0.0},
+            ],
             lr=schedule.learning_rate,
             fused=True,
         )
+        self.step, self.curve = load_state(work, scratch, self._shares, self._optimiser, ranks)
 
-    def run(self, evaluate_every: int, save_every: int, save: Callable[[], None], log: Callable[..., None]) -> State:
-        """Train from the current state to the end; the step-0 evaluation comes first."""
-        if self.state.step == 0 and not self.state.curve:
-            self._evaluate(log)
+    @property
+    def tokens(self) -> int:
+        """Tokens of conversations trained on so far, each as often as it was."""
+        return next((line["tokens"] for line in reversed(self.curve) if "tokens" in line), 0)
+
+    @property
+    def best(self) -> Line | None:
+        """The evaluation with the highest acceptance after at least one step, the first of equals."""
+        trained = [line for line in self.curve if line["step"] and "accept_length" in line]
+        return max(trained, key=lambda line: line["accept_length"]["value"], default=None)
+
+    def run(
+        self, evaluate_every: int, save_every: int, evaluated: Callable[[int, Line], None], moved: Callable[[], None]
+    ) -> None:
+        """Train from the current state to the end; the step-0 evaluation comes first.
+
+        ``evaluated`` hears of evaluations, ``moved`` of stored states and the end.
+        """
+        if not self.curve:
+            self._evaluate(evaluated)
         for step, batch in self._batches():
-            began = time.monotonic()
-            loss = self._step(step, batch)
-            self.state.step = step + 1
-            self.state.seconds += time.monotonic() - began
-            self.state.curve.append({"step": step + 1, "loss": loss, "tokens": self.state.tokens})
-            if self.state.step % evaluate_every == 0 or self.state.step == self.total:
-                self._evaluate(log)
-            if self.state.step % save_every == 0 or self.state.step == self.total:
-                save()
-        return self.state
+            loss, tokens = self._train(step, batch), sum(len(self.chats[index].token_ids) for index in batch)
+            self.curve.append({"step": step + 1, "loss": loss, "tokens": self.tokens + tokens})
+            self.step = step + 1
+            last = self.step == self.total
+            if last or self.step % evaluate_every == 0:
+                self._evaluate(evaluated)
+            if not last and self.step % save_every == 0:
+                self._save()
+            if last or self.step % save_every == 0:
+                moved()
 
-    def save(self, work: Work, scratch: Path) -> None:
-        """Store weights, optimiser, schedule position, curve and best weights as one part."""
-        folder = scratch / "state"
-        folder.mkdir(exist_ok=True)
-        weights = {name: weight.detach() for name, weight in self._weights.items()}
-        torch.save(
-            {"weights": weights, "optimiser": self._optimiser.state_dict(), "state": vars(self.state)},
-            folder / "state.pt",
-        )
-        work.put_folder(STATE, folder)
-
-    def resume(self, work: Work, scratch: Path) -> bool:
-        """Continue from the stored part; return False when there is none."""
-        folder = scratch / "state"
-        if not work.get_folder(STATE, folder):
-            return False
-        stored = torch.load(folder / "state.pt", weights_only=True)
-        self._load(stored["weights"])
-        self._optimiser.load_state_dict(stored["optimiser"])
-        self.state = State(**stored["state"])
-        return True
-
-    def restore_best(self) -> dict[str, Any]:
-        """Put the best weights into the drafter; return their ``step`` and ``score``."""
-        assert self.state.best is not None
-        self._load(self.state.best["weights"])
-        return self.state.best
-
-    def _load(self, weights: dict[str, torch.Tensor]) -> None:
+    def restore_best(self) -> Line:
+        """Put the best weights into the drafter (rank 0's); return its evaluation."""
+        folder, best = self._scratch / "best", self.best
+        assert self._work is not None
+        assert best is not None
+        self._work.get_folder(f"{BEST}{best['step']}", folder)
+        stored = load_file(folder / "weights.safetensors")
         with torch.no_grad():
             for name, weight in self._weights.items():
-                weight.copy_(weights[name])
+                weight.copy_(stored[name])
+        return best
 
     def _batches(self) -> Iterator[tuple[int, list[int]]]:
         """Yield (step, indices of chats) from the current step on; an epoch's order depends on seed and epoch."""
         per_epoch = self.total // self.schedule.epochs
-        for step in range(self.state.step, self.total):
+        for step in range(self.step, self.total):
             epoch, position = divmod(step, per_epoch)
             generator = torch.Generator().manual_seed(seed_of("order", self.schedule.seed, epoch))
             order = torch.randperm(len(self.chats), generator=generator).tolist()
             yield step, order[position * self.schedule.batch : (position + 1) * self.schedule.batch]
 
-    def _step(self, step: int, batch: list[int]) -> float:
+    def _train(self, step: int, batch: list[int]) -> float:
+        """Take one optimiser step; return the loss of the whole batch."""
         plan = self.schedule
-        anchors = {
-            index: random_anchors(
-                self.chats[index].answer_start,
-                len(self.chats[index].token_ids),
-                plan.anchors,
-                seed_of("anchors", plan.seed, step, self.chats[index].id),
-            )
-            for index in batch
-        }
-        size, device = self.drafter.block_size, self.drafter.device
-        denominator = sum(weight_sum(self.chats[i].token_ids, anchors[i], size, plan.gamma) for i in batch)
+        loss = self.backward(step, batch)
+        self._shares.sum_gradients()
+        norm = self._shares.norm()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            names = ", ".join(self.chats[index].id for index in batch[:4])
+            raise StageError(f"step {step + 1}: loss {loss}, gradient norm {norm} on {names} …; lower learning_rate")
+        self._shares.scale_gradients(min(1.0, plan.clip / (norm + 1e-6)))
         for group in self._optimiser.param_groups:
             group["lr"] = plan.learning_rate * plan.rate(step, self.total)
-        self._optimiser.zero_grad(set_to_none=True)
-        total = 0.0
-        for index in batch:
-            chat = self.chats[index]
-            states, ids, places = (part.to(device) for part in (self.features(index), chat.token_ids, anchors[index]))
-            with torch.autocast(device.type, plan.dtype, enabled=plan.dtype != torch.float32):
-                loss = weighted_loss(self.drafter, states, ids, places, plan.gamma, plan.loss)
-            (loss / denominator).backward()
-            total += float(loss.detach()) / denominator
-            self.state.tokens += len(chat.token_ids)
-        torch.nn.utils.clip_grad_norm_(list(self._weights.values()), plan.clip)
         self._optimiser.step()
-        return total
+        self._optimiser.zero_grad(set_to_none=True)
+        self._shares.spread()
+        return loss
 
-    def _evaluate(self, log: Callable[..., None]) -> None:
-        score = self.score()
-        self.state.curve.append({"step": self.state.step, "accept_length": score})
-        log(step=self.state.step, accept_length=score["value"], low=score["low"], high=score["high"])
-        if self.state.step and (self.state.best is None or score["value"] > self.state.best["score"]["value"]):
-            weights = {name: weight.detach().clone() for name, weight in self._weights.items()}
-            self.state.best = {"step": self.state.step, "score": score, "weights": weights}
+    def backward(self, step: int, batch: list[int]) -> float:
+        """Add this rank's part of the gradient of the batch's loss; return that loss."""
+        plan, total = self.schedule, 0.0
+        denominator = sum(weight_sum(self._blocks(step, [index]), plan.gamma, plan.loss) for index in batch)
+        mine, device = batch[self.ranks.rank :: self.ranks.world], self.drafter.device
+        for start in range(0, len(mine), plan.micro_batch):
+            part = mine[start : start + plan.micro_batch]
+            states = torch.cat([self.features(index).to(device) for index in part])
+            with torch.autocast(device.type, plan.dtype, enabled=plan.dtype != torch.float32):
+                blocks = self._blocks(step, part).to(device)
+                loss = weighted_loss(self.drafter, states, blocks, plan.gamma, plan.loss) / denominator
+            loss.backward()
+            total += float(loss.detach())
+        return self.ranks.sum(total)[0]
+
+    def _blocks(self, step: int, indices: list[int]) -> Blocks:
+        """Lay out conversations with the anchors that they have in this step."""
+        plan = self.schedule
+        return lay_out(
+            [
+                (
+                    chat.token_ids,
+                    random_anchors(
+                        chat.answer_start,
+                        len(chat.token_ids),
+                        plan.anchors,
+                        seed_of("anchors", plan.seed, step, chat.id),
+                    ),
+                )
+                for chat in (self.chats[index] for index in indices)
+            ],
+            self.drafter.block_size,
+        )
+
+    def _evaluate(self, evaluated: Callable[[int, Line], None]) -> None:
+        line = {"step": self.step, "accept_length": self.score()}
+        self.curve.append(line)
+        evaluated(self.step, line["accept_length"])
+        if self._work is not None and self.step and self.best is line:
+            folder = self._scratch / "best"
+            folder.mkdir(exist_ok=True)
+            save_file(
+                {name: one.detach().cpu().contiguous() for name, one in self._weights.items()},
+                folder / "weights.safetensors",
+            )
+            self._work.put_folder(f"{BEST}{self.step}", folder)
+            shutil.rmtree(folder)
+
+    def _save(self) -> None:
+        """Store the state; best weights that it does not name are of no use after that."""
+        save_state(self._work, self._scratch, self.step, self._shares, self._optimiser, self.curve, self.ranks)
+        if self._work is not None:
+            kept = f"{BEST}{self.best['step']}" if self.best else ""
+            for name in self._work.folders():
+                if name.startswith(BEST) and name != kept:
+                    self._work.delete_folder(name)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from components.contract.errors import UserError
-from components.drafter.blocks import seed_of, strided_anchors
+from components.drafter.blocks import lay_out, seed_of, strided_anchors
 from components.drafter.data import Chat
 from components.drafter.features import Features
 from components.drafter.forward import block_hidden
@@ -65,9 +65,9 @@ class Calibration:
         hooks = [hook(name) for name in linears]
         try:
             for index, (chat, anchors) in enumerate(zip(self._chats, self._anchors, strict=True)):
-                parts = (part.to(drafter.device) for part in (self._features(index), chat.token_ids, anchors))
+                blocks = lay_out([(chat.token_ids, anchors)], drafter.block_size).to(drafter.device)
                 with torch.autocast(drafter.device.type, self._dtype, enabled=self._dtype != torch.float32):
-                    block_hidden(drafter, *parts)
+                    block_hidden(drafter, self._features(index).to(drafter.device), blocks)
         finally:
             for one in hooks:
                 one.remove()

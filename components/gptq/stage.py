@@ -79,7 +79,8 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     with output.timed("features"):
         compute = features.TargetFeatures(target, model.taps_of(drafter))
         if config.cache_features:
-            look_up = features.cached(compute, every, output.scratch / "features.bin", output)
+            progress = partial(output.log.progress, what="features")
+            look_up = features.cached(compute, every, output.scratch / "features.bin", output.work, progress)
         else:
             look_up = features.online(compute, every)
     calibration = Calibration(chosen, look_up, config.anchors, dtype)

@@ -159,5 +159,5 @@ def _other(ranks: Ranks, meeting: str, work: Callable[[Ranks], object]) -> None:
 def _watch(others: list[BaseProcess], over: threading.Event) -> None:
     connection.wait([other.sentinel for other in others])
     if not over.wait(2 * _PATIENCE) and any(other.exitcode for other in others):
-        print(f"qad failed: {_ENDED}", file=sys.stderr, flush=True)
+        print(f"training failed: {_ENDED}", file=sys.stderr, flush=True)
         os._exit(TRANSIENT)

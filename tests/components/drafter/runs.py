@@ -1,5 +1,6 @@
-"""The drafter stage as a process of its own, on folders that stand in for committed artifacts."""
+"""The drafter stage, in this process or as one of its own, on folders that stand in for committed artifacts."""
 
+import io
 import json
 import os
 import subprocess
@@ -7,10 +8,43 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from components.contract.context import Input, Inputs, Output
 from components.contract.digest import stage_digest
+from components.contract.log import Log
 from components.drafter import stage
 from components.store.artifact import Artifact, commit, read_manifest
 from components.store.backend import Store
+from components.store.work import Work
+
+SMALL = {
+    "layers": 1,
+    "block_size": 4,
+    "taps": 1,
+    "group_size": 32,
+    "held_out": 0.2,
+    "anchors": 4,
+    "epochs": 1,
+    "batch": 16,
+    "dtype": "float32",
+    "save_every": 1,
+}
+
+
+def run(folder, target, chats, work="run", path="", **config):
+    """Run the stage here, small; return its metrics, its output and its log. ``work`` names what a run continues."""
+    store = Store(str(folder / "store"))
+    bound = {}
+    for port, place in {"target": target, "chats": chats}.items():
+        artifact, _ = commit(store, "model", port.encode().hex().ljust(64, "0"), place, {"metrics": {}})
+        bound[port] = [Input(artifact.uri)]
+    path = folder / (path or work)
+    scratch = path.with_name(f"{path.name}-scratch")
+    path.mkdir()
+    scratch.mkdir()
+    log = io.StringIO()
+    output = Output(path=path, scratch=scratch, work=Work(store, f"_work/d/{work}"), log=Log("drafter", log))
+    metrics = stage.run(stage.Config(**SMALL | config), Inputs(bound), output)
+    return metrics, path, log.getvalue()
 
 
 def command_of(store: Store, config: dict[str, Any], folders: dict[str, Path]) -> tuple[list[str], str]:

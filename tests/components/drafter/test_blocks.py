@@ -3,30 +3,35 @@ import math
 import pytest
 import torch
 
-from components.drafter.blocks import (
-    attention_mask,
-    labels,
-    random_anchors,
-    slot_positions,
-    slot_weights,
-    strided_anchors,
-)
+from components.drafter.attention import attention_mask
+from components.drafter.blocks import decay, lay_out, random_anchors, strided_anchors
 
 
 @pytest.mark.parametrize("window", [None, 4, 6, 100])
-@pytest.mark.parametrize(("length", "anchors", "size"), [(12, [3, 4, 9], 4), (9, [2], 3), (20, list(range(5, 19)), 5)])
-def test_mask_equals_the_rule_applied_pair_by_pair(length, anchors, size, window):
-    mask = attention_mask(length, torch.tensor(anchors), size, window)
-    queries = [(j, k) for j in range(len(anchors)) for k in range(size)]
-    assert mask.shape == (len(queries), length + len(queries))
-    for row, (block, slot) in enumerate(queries):
-        position = anchors[block] + slot
-        near = lambda other: window is None or abs(position - other) < window  # noqa: B023, E731
-        for key in range(length):
-            assert bool(mask[row, key]) == (key < anchors[block] and near(key))
-        for column, (other, other_slot) in enumerate(queries):
-            seen = other == block and near(anchors[other] + other_slot)
-            assert bool(mask[row, length + column]) == seen
+@pytest.mark.parametrize(
+    ("size", "conversations"),
+    [
+        (4, [(12, [3, 4, 9])]),
+        (3, [(9, [2])]),
+        (5, [(20, list(range(5, 19)))]),
+        (4, [(12, [3, 9]), (7, []), (9, [1, 7])]),
+    ],
+)
+def test_mask_equals_the_rule_applied_pair_by_pair(size, conversations, window):
+    """Keys and queries are named by conversation and position; conversations lie end to end."""
+    laid_out = [(torch.arange(length), torch.tensor(anchors, dtype=torch.long)) for length, anchors in conversations]
+    mask = attention_mask(lay_out(laid_out, size), window)[0, 0]
+    context = [(one, at) for one, (length, _) in enumerate(conversations) for at in range(length)]
+    blocks = [(one, anchor) for one, (_, anchors) in enumerate(conversations) for anchor in anchors]
+    slots = [(block, slot) for block in range(len(blocks)) for slot in range(size)]
+    assert mask.shape == (len(slots), len(context) + len(slots))
+    for row, (block, slot) in enumerate(slots):
+        conversation, anchor = blocks[block]
+        near = lambda other: window is None or abs(anchor + slot - other) < window  # noqa: B023, E731
+        for column, (one, at) in enumerate(context):
+            assert bool(mask[row, column]) == (one == conversation and at < anchor and near(at))
+        for column, (other, other_slot) in enumerate(slots, len(context)):
+            assert bool(mask[row, column]) == (other == block and near(anchor + other_slot))
 
 
 def test_anchors_are_distinct_sorted_and_followed_by_an_answer_token():
@@ -52,14 +57,17 @@ def test_strided_anchors_spread_over_the_answer():
 
 def test_slots_predict_their_own_positions():
     tokens = torch.arange(100, 110)
-    wanted, inside = labels(tokens, torch.tensor([2, 7]), 4)
-    assert slot_positions(torch.tensor([2, 7]), 4).tolist() == [[2, 3, 4, 5], [7, 8, 9, 10]]
-    assert wanted.tolist() == [[103, 104, 105], [108, 109, 0]]
-    assert inside.tolist() == [[True, True, True], [True, True, False]]
+    blocks = lay_out([(tokens, torch.tensor([2, 7])), (tokens[:3], torch.tensor([0, 1]))], 4)
+    wanted, inside = blocks.labels()
+    assert blocks.slot_positions.tolist() == [[2, 3, 4, 5], [7, 8, 9, 10], [0, 1, 2, 3], [1, 2, 3, 4]]
+    assert blocks.token_ids[blocks.anchors].tolist() == [102, 107, 100, 101]
+    assert blocks.positions.tolist() == [*range(10), *range(3)]
+    assert wanted.tolist() == [[103, 104, 105], [108, 109, 0], [101, 102, 0], [102, 0, 0]]
+    assert inside.tolist() == [[True] * 3, [True, True, False], [True, True, False], [True, False, False]]
 
 
 def test_weights_decay_by_the_published_formula():
-    weights = slot_weights(torch.tensor([[True] * 15, [True] * 2 + [False] * 13]), 7.0)
+    weights = decay(torch.tensor([[True] * 15, [True] * 2 + [False] * 13]), 7.0)
     assert weights[0].tolist() == pytest.approx([math.exp(-(k - 1) / 7) for k in range(1, 16)], rel=1e-6)
     assert weights[0, 14] == pytest.approx(0.135, abs=5e-4)
     assert weights[1, 2:].sum() == 0

@@ -2,10 +2,15 @@ import torch
 from torch.nn.functional import log_softmax
 
 from components.drafter import model
-from components.drafter.blocks import slot_weights
+from components.drafter.blocks import Blocks, decay, lay_out
 from components.drafter.features import TargetFeatures, target_layer_ids
 from components.drafter.forward import block_hidden, predictions
 from components.drafter.loss import weight_sum, weighted_loss
+
+
+def at(*anchors: int, tokens: torch.Tensor | None = None) -> Blocks:
+    return lay_out([(TOKENS if tokens is None else tokens, torch.tensor(anchors))], 4)
+
 
 TOKENS = torch.tensor([1, 40, 50, 60, 70, 80, 90, 100, 110, 120, 2])
 
@@ -34,9 +39,9 @@ def test_the_target_stops_at_the_last_tap(target):
 def test_blocks_run_together_equal_each_block_run_alone_on_its_prefix(drafter, target):
     """The mask and the positions: a block alone, with only the context before its anchor, needs no mask at all."""
     features = TargetFeatures(target, [0, 2])(TOKENS)
-    anchors = torch.tensor([3, 5, 9])
-    together = block_hidden(drafter, features, TOKENS, anchors)
-    for index, anchor in enumerate(anchors.tolist()):
+    anchors = [3, 5, 9]
+    together = block_hidden(drafter, features, at(*anchors))
+    for index, anchor in enumerate(anchors):
         slots = torch.tensor([[int(TOKENS[anchor]), 3, 3, 3]])
         context = drafter.hidden_norm(drafter.fc(features[:anchor]))[None]
         hidden = drafter.embed_tokens(slots)
@@ -52,17 +57,17 @@ def test_a_block_depends_on_nothing_at_or_after_its_anchor(drafter, target):
     features = TargetFeatures(target, [0, 2])(TOKENS)
     changed = features.clone()
     changed[5:] += 1.0
-    before = block_hidden(drafter, features, TOKENS, torch.tensor([5]))
-    assert torch.equal(before, block_hidden(drafter, changed, TOKENS, torch.tensor([5])))
+    before = block_hidden(drafter, features, at(5))
+    assert torch.equal(before, block_hidden(drafter, changed, at(5)))
     changed[4] += 1.0
-    assert not torch.equal(before, block_hidden(drafter, changed, TOKENS, torch.tensor([5])))
+    assert not torch.equal(before, block_hidden(drafter, changed, at(5)))
 
 
 def test_the_loss_is_the_float64_formula(drafter, target):
     features = TargetFeatures(target, [0, 2])(TOKENS)
-    anchors, gamma = torch.tensor([4, 8]), 3.0
-    loss = weighted_loss(drafter, features, TOKENS, anchors, gamma)
-    hidden = block_hidden(drafter, features, TOKENS, anchors).double()
+    blocks, gamma = at(4, 8), 3.0
+    loss = weighted_loss(drafter, features, blocks, gamma)
+    hidden = block_hidden(drafter, features, blocks).double()
     expected, weights = 0.0, 0.0
     for block, anchor in enumerate([4, 8]):
         for slot in range(1, 4):
@@ -72,8 +77,8 @@ def test_the_loss_is_the_float64_formula(drafter, target):
                 expected -= weight * float(log_softmax(logits, -1)[TOKENS[anchor + slot]])
                 weights += weight
     torch.testing.assert_close(float(loss), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(weight_sum(TOKENS, anchors, 4, gamma), weights, rtol=1e-6, atol=1e-6)
-    assert slot_weights(torch.ones(1, 3, dtype=torch.bool), gamma)[0, 0] == 1
+    torch.testing.assert_close(weight_sum(blocks, gamma), weights, rtol=1e-6, atol=1e-6)
+    assert decay(torch.ones(1, 3, dtype=torch.bool), gamma)[0, 0] == 1
 
 
 def test_the_kl_loss_is_the_float64_formula_of_the_target_s_own_logits(target):
@@ -85,9 +90,9 @@ def test_the_kl_loss_is_the_float64_formula_of_the_target_s_own_logits(target):
             model.build(target.config, layers=1, taps=[0, 2], block_size=4, mask_token=3, draft_tokens=drafted), target
         )
         features = TargetFeatures(target, [0, 2], final=True)(TOKENS)
-        anchors, gamma = torch.tensor([4, 8]), 3.0
-        loss = weighted_loss(drafter, features, TOKENS, anchors, gamma, "kl")
-        hidden = block_hidden(drafter, features[:, : drafter.fc.in_features], TOKENS, anchors).double()
+        blocks, gamma = at(4, 8), 3.0
+        loss = weighted_loss(drafter, features, blocks, gamma, "kl")
+        hidden = block_hidden(drafter, features[:, : drafter.fc.in_features], blocks).double()
         with torch.no_grad():
             whole = target(input_ids=TOKENS[None]).logits[0].double()
         rows = slice(None) if drafted is None else drafted
@@ -111,8 +116,8 @@ def test_a_trimmed_vocabulary_drafts_target_ids_and_survives_the_file(target, tm
     head = target.get_output_embeddings().weight
     assert torch.equal(drafter.lm_head.weight, head[kept])
     features = TargetFeatures(target, [0, 2])(TOKENS)
-    drafted = predictions(drafter, features, TOKENS, torch.tensor([3, 6]))
-    hidden = block_hidden(drafter, features, TOKENS, torch.tensor([3, 6]))[:, 1:]
+    drafted = predictions(drafter, features, at(3, 6))
+    hidden = block_hidden(drafter, features, at(3, 6))[:, 1:]
     assert torch.equal(drafted, kept[(hidden @ head[kept].T).argmax(-1)])
     model.save(drafter, tmp_path)
     again = model.attach(model.read(tmp_path), target)
@@ -120,5 +125,6 @@ def test_a_trimmed_vocabulary_drafts_target_ids_and_survives_the_file(target, tm
     assert torch.equal(again.d2t, drafter.d2t)
     for name, weight in model.trained_parameters(again).items():
         assert torch.equal(weight, drafter.get_parameter(name).bfloat16().float())
-    outside = weighted_loss(drafter, features, torch.tensor([1, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]), torch.tensor([4]), 7.0)
+    unknown = at(4, tokens=torch.tensor([1, *[9] * 10]))
+    outside = weighted_loss(drafter, features, unknown, 7.0)
     assert float(outside) == 0

@@ -14,6 +14,7 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwe
 
 from components.checkpoint.load import load_model
 from components.drafter import forward, model
+from components.drafter.blocks import lay_out
 from components.drafter.features import TargetFeatures
 from tests.components.drafter.runs import drafter_stage
 from tests.components.tiny_models import HYBRID, SHAPE
@@ -120,7 +121,7 @@ def replay(drafter: torch.nn.Module, target: torch.nn.Module, ids: torch.Tensor,
     features = TargetFeatures(target, model.taps_of(drafter))(ids)
     anchor, steps = start, []
     while anchor + 1 < start + TOKENS:
-        drafted = forward.predictions(drafter, features, ids, torch.tensor([anchor]))[0]
+        drafted = forward.predictions(drafter, features, lay_out([(ids, torch.tensor([anchor]))], BLOCK))[0]
         right = drafted == ids[anchor + 1 : anchor + BLOCK]
         steps.append(int(right.int().cumprod(0).sum()))
         anchor += steps[-1] + 1

@@ -1,43 +1,12 @@
-import io
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from components.contract.context import Input, Inputs, Output
 from components.contract.errors import UserError
-from components.contract.log import Log
 from components.drafter import stage
-from components.store.backend import Store
-from components.store.work import Work
-from tests.components.drafter.runs import commit
-
-SMALL = {
-    "layers": 1,
-    "block_size": 4,
-    "taps": 1,
-    "group_size": 32,
-    "held_out": 0.2,
-    "anchors": 4,
-    "epochs": 1,
-    "batch": 16,
-    "dtype": "float32",
-    "save_every": 1,
-}
-
-
-def run(tmp_path, tiny_model, chats, name="run", **config):
-    store = Store(str(tmp_path / "store"))
-    bound = {}
-    for port, folder in {"target": tiny_model, "chats": chats}.items():
-        artifact, _ = commit(store, "model", port.encode().hex().ljust(64, "0"), folder, {"metrics": {}})
-        bound[port] = [Input(artifact.uri)]
-    path, scratch = tmp_path / name, tmp_path / f"{name}-scratch"
-    path.mkdir()
-    scratch.mkdir()
-    log = io.StringIO()
-    output = Output(path=path, scratch=scratch, work=Work(store, f"_work/d/{name}"), log=Log("drafter", log))
-    metrics = stage.run(stage.Config(**SMALL | config), Inputs(bound), output)
-    return metrics, path, log.getvalue()
+from tests.components.drafter.runs import run
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +53,42 @@ def test_what_cannot_train_is_refused_in_one_line(tmp_path, tiny_model, chats, c
 def test_a_window_smaller_than_the_block_is_refused():
     with pytest.raises(ValueError, match="slots would not see each other"):
         stage.Config(block_size=16, window=8)
+
+
+def test_micro_batches_split_the_same_gradient(tmp_path, tiny_model, chats):
+    one, first, _ = run(tmp_path, tiny_model, chats, "one", loss="d_pace")
+    two, second, _ = run(tmp_path, tiny_model, chats, "two", loss="d_pace", micro_batch=8)
+    assert one["steps"] == two["steps"] > 1
+    assert_same_training(first, second)
+    with pytest.raises(ValueError, match="batch 16 is not a multiple of micro_batch 3"):
+        stage.Config(batch=16, micro_batch=3)
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_and_one_continues_their_state(tmp_path, tiny_model, chats):
+    """Noise is that of the order in which fp32 gradients are added, which Adam passes on."""
+    settings = {"epochs": 2, "save_every": 4, "evaluate_every": 2, "loss": "kl"}
+    _, one, _ = run(tmp_path, tiny_model, chats, "one", **settings)
+    metrics, two, _ = run(tmp_path, tiny_model, chats, "two", **settings, processes=2)
+    continued, after, log = run(tmp_path, tiny_model, chats, "two", path="after", **settings, processes=1)
+    assert_same_training(one, two)
+    assert_same_training(two, after)
+    assert "progress done=4 " in log
+    assert "done=1 " not in log
+    assert metrics["steps"] == continued["steps"] > 4
+    lines = [(folder / "curve.jsonl").read_text().splitlines() for folder in (two, after)]
+    assert lines[0][:6] == lines[1][:6]
+    with pytest.raises(UserError, match="16 conversations do not split into micro-batches of 16 on 2 processes"):
+        run(tmp_path, tiny_model, chats, "three", micro_batch=16, processes=2)
+
+
+def assert_same_training(one, other):
+    curves = [[json.loads(line) for line in (folder / "curve.jsonl").open()] for folder in (one, other)]
+    for ours, theirs in zip(*curves, strict=True):
+        assert ours.keys() == theirs.keys()
+        if "loss" in ours:
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
+    apart = torch.cat([(ours[name] - theirs[name]).float().flatten() for name in ours])
+    whole = torch.cat([ours[name].float().flatten() for name in ours])
+    assert apart.norm() / whole.norm() < 1e-3
