@@ -81,8 +81,11 @@ def notes(tasks: Tasks) -> list[str]:
 
 
 def training(tasks: Tasks) -> list[dict[str, Any]]:
-    """Rows ``{what, value}`` on regeneration, QAD and the two drafter stages."""
+    """Rows ``{what, value}`` on regeneration, QAD, the two drafter stages and how well they predict serving."""
     rows = []
+    served = next(
+        (task.get("acceptance_length.value") for task in tasks.values() if task.get("acceptance_length")), None
+    )
     for task in tasks.values():
         if task.stage == "regen":
             rows.append({"what": f"{task.name}: answers", "value": _answers(task)})
@@ -99,6 +102,16 @@ def training(tasks: Tasks) -> list[dict[str, Any]]:
                 rows.append(
                     {"what": f"{task.name}: held-out accept-length, {kind}", "value": _interval(value, "value")}
                 )
+        if task.stage == "gptq" and task.get("accept_length.after"):
+            predicted = task.get("accept_length.after.value")
+            rows.append(
+                {
+                    "what": f"{task.name}: held-out accept-length, quantised",
+                    "value": _interval(task.get("accept_length.after"), "value"),
+                }
+            )
+            if served is not None:
+                rows.append({"what": "served acceptance length less that", "value": _number(served - predicted)})
     return rows
 
 

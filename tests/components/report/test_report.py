@@ -51,6 +51,9 @@ def tasks(tmp_path, monkeypatch):
             {"accept_length": {"bigram": {"value": 1.3, "low": 1.2, "high": 1.4}}},
             curve=[{"step": 0, "accept_length": {"value": 1.0}}, {"step": 1, "loss": 3.0}],
         ),
+        "gptq": put(
+            store, tmp_path, "gptq", "7", {"accept_length": {"after": {"value": 1.25, "low": 1.2, "high": 1.3}}}
+        ),
         "measure_baseline": put(
             store, tmp_path, "measure", "3", {"latency": latency, "machine": machine}, samples=[sample]
         ),
@@ -117,6 +120,8 @@ def test_the_page_carries_every_figure_and_needs_nothing_else(tasks):
         "100 [90, 110], n = 5",
         "(no power)",
         "1.3 [1.2, 1.4]",
+        "1.25 [1.2, 1.3]",
+        "<td>0.15",
     ):
         assert figure in text
     assert "Gate not met: acceptance" in text
