@@ -128,7 +128,7 @@ class Trainer:
         if not self.curve:
             self._evaluate(evaluated)
         for step, batch in self._batches():
-            loss, tokens = self._train(step, batch), sum(len(self.chats[index].token_ids) for index in batch)
+            loss, tokens = self.update(step, batch), sum(len(self.chats[index].token_ids) for index in batch)
             self.curve.append({"step": step + 1, "loss": loss, "tokens": self.tokens + tokens})
             self.step = step + 1
             last = self.step == self.total
@@ -160,7 +160,7 @@ class Trainer:
             order = torch.randperm(len(self.chats), generator=generator).tolist()
             yield step, order[position * self.schedule.batch : (position + 1) * self.schedule.batch]
 
-    def _train(self, step: int, batch: list[int]) -> float:
+    def update(self, step: int, batch: list[int]) -> float:
         """Take one optimiser step; return the loss of the whole batch."""
         plan = self.schedule
         loss = self.backward(step, batch)
