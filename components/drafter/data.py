@@ -69,10 +69,10 @@ def split(rows: Iterable[Row], max_length: int, held_out: float, after_thought_b
 
 def thought_tokens(answer: list[int], tokenizer: Any) -> int:
     """Return how many of an answer's tokens its reasoning has, ``</think>`` included; all when it never closes."""
-    return (
-        bisect_left(range(1, len(answer)), True, key=lambda count: THOUGHT_ENDS in tokenizer.decode(answer[:count]))
-        + 1
-    )
+    mark = tokenizer.encode(THOUGHT_ENDS, add_special_tokens=False)
+    if len(mark) == 1:
+        return answer.index(mark[0]) + 1 if mark[0] in answer else len(answer)
+    return bisect_left(range(1, len(answer)), True, key=lambda end: THOUGHT_ENDS in tokenizer.decode(answer[:end])) + 1
 
 
 def frequent_tokens(chats: Iterable[Chat], count: int, vocabulary: int) -> torch.Tensor:
@@ -92,7 +92,10 @@ def choose_mask_token(tokenizer: object, vocabulary: int, chats: Iterable[Chat],
     Raises:
         UserError: ``wanted`` can occur, or no token is free.
     """
-    occurring = {int(token) for chat in chats for token in chat.token_ids.unique()}
+    occurs = torch.zeros(vocabulary, dtype=torch.bool)
+    for chat in chats:
+        occurs[chat.token_ids] = True
+    occurring = set(occurs.nonzero()[:, 0].tolist())
     names: dict[int, str] = {i: str(t) for i, t in tokenizer.added_tokens_decoder.items()}  # type: ignore[attr-defined]
     template = str(getattr(tokenizer, "chat_template", "") or "")
     used = set(tokenizer.all_special_ids) | occurring | {i for i, name in names.items() if name in template}  # type: ignore[attr-defined]

@@ -212,7 +212,7 @@ class Trainer:
         )
 
     def _evaluate(self, evaluated: Callable[[int, Line], None]) -> None:
-        line = {"step": self.step, "accept_length": self.score()}
+        line: Line = {"step": self.step, "accept_length": self.score()}
         self.curve.append(line)
         evaluated(self.step, line["accept_length"])
         if self._work is not None and self.step and self.best is line:

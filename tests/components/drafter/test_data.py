@@ -20,8 +20,11 @@ def test_split_cuts_long_chats_and_leaves_out_short_answers():
     assert not {chat.id for chat in split.train} & {chat.id for chat in split.held_out}
 
 
-def test_reasoning_can_be_context_only(tiny_model):
+@pytest.mark.parametrize("one_token", [True, False])
+def test_reasoning_can_be_context_only(tiny_model, one_token):
     tokenizer = load_tokenizer(tiny_model)
+    if one_token:
+        tokenizer.add_tokens([data.THOUGHT_ENDS], special_tokens=True)
     encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
     thought, text, open_thought = encode("<think>\nhm\n</think>"), encode("\n\nyes, it is"), encode("<think>\nhm, so")
     rows = [

@@ -19,7 +19,7 @@ def test_features_computed_once_or_each_time_train_the_same_drafter(tmp_path, ti
     online, second, _ = run(tmp_path, tiny_model, chats, "online", cache_features=False)
     assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
     assert (first / "curve.jsonl").read_text() == (second / "curve.jsonl").read_text()
-    assert cached | {"seconds": 0} == online | {"seconds": 0}
+    assert cached == online
     assert cached["steps"] in (3, 4)
     assert "what=features" in log
     assert f"progress done=1 total={cached['steps']} what=steps" in log
