@@ -16,6 +16,7 @@ from components.contract.errors import UserError
 from components.drafter.attention import IMPLEMENTATION
 
 INITIALISER_STD = 0.02
+NOT_OF_A_LAYER = {"architectures", "auto_map", "block_size", "dflash_config", "model_type", "num_target_layers"}
 
 
 def text_config(target: PretrainedConfig) -> PretrainedConfig:
@@ -65,10 +66,23 @@ def build(
         max_window_layers=0,
         layer_types=["sliding_attention" if window else "full_attention"] * layers,
     )
+    vocabulary = text.vocab_size if draft_tokens is None else len(draft_tokens)
+    config = _speculator(layer, block_size, taps, mask_token, vocabulary, list(target.architectures or []))
+    drafter = DFlashDraftModel(config)
+    if draft_tokens is not None:
+        kept = torch.zeros(text.vocab_size, dtype=torch.bool)
+        kept[draft_tokens] = True
+        drafter.load_vocab_mappings(kept, draft_tokens - torch.arange(len(draft_tokens)))
+    return drafter
+
+
+def _speculator(
+    layer: Qwen3Config, block_size: int, taps: list[int], mask_token: int, vocabulary: int, architectures: list[str]
+) -> DFlashSpeculatorConfig:
     layer._attn_implementation = IMPLEMENTATION
-    config = DFlashSpeculatorConfig(
+    return DFlashSpeculatorConfig(
         transformer_layer_config=layer,
-        draft_vocab_size=text.vocab_size if draft_tokens is None else len(draft_tokens),
+        draft_vocab_size=vocabulary,
         block_size=block_size,
         aux_hidden_state_layer_ids=[tap + 1 for tap in taps],
         mask_token_id=mask_token,
@@ -77,15 +91,9 @@ def build(
             algorithm="dflash",
             proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=block_size - 1)],
             default_proposal_method="greedy",
-            verifier=VerifierConfig(name_or_path=None, architectures=list(target.architectures or [])),
+            verifier=VerifierConfig(name_or_path=None, architectures=architectures),
         ),
     )
-    drafter = DFlashDraftModel(config)
-    if draft_tokens is not None:
-        kept = torch.zeros(text.vocab_size, dtype=torch.bool)
-        kept[draft_tokens] = True
-        drafter.load_vocab_mappings(kept, draft_tokens - torch.arange(len(draft_tokens)))
-    return drafter
 
 
 def taps_of(drafter: DFlashDraftModel) -> list[int]:
@@ -152,16 +160,28 @@ def save(drafter: DFlashDraftModel, folder: Path) -> None:
 def read(folder: Path) -> DFlashDraftModel:
     """Make the drafter a folder's config describes, with random weights; a trimmed vocabulary is read with it.
 
+    The folder has speculators' layout, or that of the public drafters, whose ``dflash_config`` names the taps.
+
     Raises:
         UserError: the folder is no DFlash drafter.
     """
     document: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    if document.get("speculators_model_type") != "dflash":
-        raise UserError(
-            f"drafter {folder}: config.json is not a DFlash speculator's; give an artifact of the drafter stage"
+    if document.get("speculators_model_type") == "dflash":
+        config = DFlashSpeculatorConfig.from_pretrained(folder)
+        config.transformer_layer_config._attn_implementation = IMPLEMENTATION
+    elif public := document.get("dflash_config"):
+        config = _speculator(
+            Qwen3Config(**{name: value for name, value in document.items() if name not in NOT_OF_A_LAYER}),
+            document.get("block_size") or public["block_size"],
+            public["target_layer_ids"],
+            public["mask_token_id"],
+            document["vocab_size"],
+            [],
         )
-    config = DFlashSpeculatorConfig.from_pretrained(folder)
-    config.transformer_layer_config._attn_implementation = IMPLEMENTATION
+    else:
+        raise UserError(
+            f"drafter {folder}: config.json is not a DFlash drafter's; give an artifact of the drafter stage"
+        )
     drafter = DFlashDraftModel(config)
     if drafter.t2d is not None:
         tensors = load_file(folder / "model.safetensors")

@@ -1,3 +1,5 @@
+import json
+
 import torch
 from torch.nn.functional import log_softmax
 
@@ -128,3 +130,28 @@ def test_a_trimmed_vocabulary_drafts_target_ids_and_survives_the_file(target, tm
     unknown = at(4, tokens=torch.tensor([1, *[9] * 10]))
     outside = weighted_loss(drafter, features, unknown, 7.0)
     assert float(outside) == 0
+
+
+def test_a_public_drafter_s_layout_is_read(drafter, target, tmp_path):
+    """Their config is a Qwen3 model's with ``dflash_config``; names of tensors are the same."""
+    model.save(drafter, tmp_path)
+    file = tmp_path / "config.json"
+    layer = json.loads(file.read_text())["transformer_layer_config"]
+    kept = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    public = {
+        name: layer[name] for name in (*kept, "head_dim", "rms_norm_eps", "vocab_size", "max_position_embeddings")
+    }
+    public |= {"architectures": ["DFlashDraftModel"], "auto_map": {"AutoModel": "dflash.DFlashDraftModel"}}
+    public |= {"model_type": "qwen3", "rope_theta": 10000.0, "rope_scaling": None, "num_target_layers": 4}
+    public |= {"block_size": 4, "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2]}, "dtype": "bfloat16"}
+    assert layer["rope_parameters"]["rope_theta"] == public["rope_theta"]
+    features, hidden = TargetFeatures(target, [0, 2])(TOKENS), []
+    for document in (None, public):
+        if document:
+            file.write_text(json.dumps(document))
+        again = model.attach(model.read(tmp_path), target)
+        model.load_weights(again, tmp_path)
+        assert model.taps_of(again) == [0, 2]
+        assert model.window_of(again) is None
+        hidden.append(block_hidden(again, features, at(3, 5)))
+    assert torch.equal(*hidden)
