@@ -87,10 +87,11 @@ def summarise(
 ) -> Iterator[tuple[str, Quantized]]:
     """Yield each module's codes and scales; note ‖W − Ŵ‖² / ‖W‖² against the stored weight W in ``errors``."""
     for done, (name, linear) in enumerate(linears.items(), 1):
-        scales = linear.weight_scale.detach()
+        weight, scales = linear.weight.detach().cpu(), linear.weight_scale.detach().cpu()
         weights: QuantizationArgs = linear.quantization_scheme.weights
-        codes = integer_codes(linear.weight, scales, weights.num_bits)
-        original = (tensors[f"{name}.weight"] if f"{name}.weight" in tensors else linear.weight.detach()).float()
+        codes = integer_codes(weight, scales, weights.num_bits)
+        stored = f"{name}.weight"
+        original = tensors[stored].float() if stored in tensors else weight.float()  # a tied head has none of its own
         difference = original - dequantize(codes, scales).float()
         errors[name] = float(difference.square().sum() / original.square().sum())
         log.progress(done, len(linears), module=name)

@@ -62,9 +62,9 @@ class Variant:
 VARIANTS = {
     "cpu-smollm2": Variant(
         CPU.model_copy(update={"dtype": "float32", "max_model_len": 512}),
-        prompts=48,
-        max_tokens=32,
-        rounds=6,
+        prompts=96,
+        max_tokens=64,
+        rounds=10,
         shard_rows=16,
     ),
     "h200-smollm2": Variant(
@@ -76,7 +76,7 @@ VARIANTS = {
             language_model_only=True,
             env={"VLLM_USE_FLASHINFER_SAMPLER": "0"},
         ),
-        prompts=2048,
+        prompts=1024,
         max_tokens=256,
         rounds=6,
         shard_rows=256,
@@ -199,7 +199,7 @@ def conversations(count: int) -> list[Row]:
 def paired(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
     """Return the geometric mean of the rounds' ratios and its 95 % t-interval."""
     logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
-    quantile = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}[len(logs)]
+    quantile = {6: 2.571, 10: 2.262}[len(logs)]
     half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
     mean = statistics.mean(logs)
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)

@@ -48,11 +48,17 @@ def _gpu() -> str:
 
 
 def write(
-    study: str, command: str, versions: dict[str, str], rows: list[dict[str, Any]], others: bool = False
+    study: str,
+    command: str,
+    versions: dict[str, str],
+    rows: list[dict[str, Any]],
+    others: bool = False,
+    about: str = "",
 ) -> None:
     """Write a study's JSON and its page.
 
     ``others`` keeps the variants that were measured elsewhere; their rows say on what, with what and how.
+    ``about`` is what a reader of the page must know first.
     """
     file = RESULTS / f"{study}.json"
     if others and file.exists():
@@ -69,6 +75,7 @@ def write(
             **versions,
         },
         "command": command,
+        **({"about": about} if about else {}),
         "rows": rows,
     }
     file.write_text(json.dumps(document, indent=1) + "\n")
@@ -83,6 +90,7 @@ def page(document: dict[str, Any]) -> str:
         "",
         f"`{document['command']}` on {document['machine']} ({versions}).",
         "",
+        *([document["about"], ""] if "about" in document else []),
         "| variant | metric | value | unit | n | 95 % interval | note |",
         "|---|---|---:|---|---:|---|---|",
     ]
