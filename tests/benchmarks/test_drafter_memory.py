@@ -12,4 +12,4 @@ def test_every_line_runs_at_a_toy_size(capsys):
     for loss in losses[1:]:
         assert math.isclose(loss, losses[0], rel_tol=1e-4)
     assert rows["micro4", "tokens_per_second_ratio"] > 0
-    assert "share_of_step" in capsys.readouterr().out
+    assert "target_forward" in capsys.readouterr().out
