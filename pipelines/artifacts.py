@@ -1,7 +1,9 @@
 """What lies in the store: list, find, export, and clean up."""
 
 import json
+import os
 import shutil
+import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from components.store import cache
 from components.store.artifact import MANIFEST, Artifact, read_manifest, split_uri
 from components.store.backend import Store
 from components.store.lease import TTL_SECONDS, is_dead
+from pipelines.interpreters import environment, interpreter
 
 LEASE = "_lease.json"
 
@@ -71,11 +74,21 @@ def row(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def export(artifact: Artifact, folder: Path) -> None:
-    """Copy an artifact's verified files into ``folder``, which must not exist or be empty."""
+def export(artifact: Artifact, folder: Path, dense: bool = False) -> None:
+    """Copy an artifact's verified files into ``folder``, which must not exist or be empty.
+
+    ``dense`` writes a W4A16 model's BF16 twin instead; tensors are the train role's work.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not an empty folder; choose another")
-    shutil.copytree(cache.fetch(artifact), folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    source = cache.fetch(artifact)
+    if not dense:
+        shutil.copytree(source, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        return
+    argv = [interpreter("train"), "-m", "components.checkpoint", str(source), str(folder)]
+    done = subprocess.run(argv, env=environment("pack", os.cpu_count() or 1), stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise UserError(f"{artifact.uri}: not unpacked: {done.stderr.strip().rpartition(chr(10))[2]}")
 
 
 def garbage(store: Store, keep: Iterable[str] = ()) -> list[Garbage]:

@@ -83,12 +83,17 @@ def verify_(
     print(f"{len(chosen)} artifacts are whole")
 
 
-@app.command(epilog="Example: qdflash artifacts export 3fa9 ./bundle")
+@app.command(
+    epilog="Examples: qdflash artifacts export 3fa9 ./bundle --- qdflash artifacts export 3fa9 ./bf16 --dense"
+)
 def export(
-    artifact: Name, folder: Annotated[Path, typer.Argument(help="New or empty")], store_url: StoreUrl = None
+    artifact: Name,
+    folder: Annotated[Path, typer.Argument(help="New or empty")],
+    dense: Annotated[bool, typer.Option("--dense", help="Unpack a W4A16 model to BF16: codes × scales")] = False,
+    store_url: StoreUrl = None,
 ) -> None:
     """Copy an artifact's files into a folder."""
-    artifacts.export(artifacts.find(connect(store_url), artifact), folder)
+    artifacts.export(artifacts.find(connect(store_url), artifact), folder, dense)
     print(folder)
 
 

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 from torch import Tensor
 
 from components.checkpoint.config import declared_grids
-from components.checkpoint.quantize import BITS
+from components.checkpoint.quantize import BITS, by_rows
 from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
 
 PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
+_SCALE_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 _REFUSED = {
     "weight_zero_point": "has zero points; only symmetric grids are supported",
     "weight_g_idx": "has g_idx (activation order at run time); quantise with static or no activation order",
@@ -66,8 +67,11 @@ def quantized_modules(tensors: Tensors) -> list[str]:
     return modules
 
 
-def read_module(tensors: Tensors, module: str, grids: set[tuple[int, int]]) -> Quantized:
-    """Return one module's codes and scales, checked against each other and the declared (bits, group size)."""
+def read_module(tensors: Tensors, module: str, grids: set[tuple[int, int]], codes: bool = True) -> Quantized:
+    """Return one module's codes and scales, checked against each other and the declared (bits, group size).
+
+    Without ``codes`` they are a tensor of their shape on the ``meta`` device: nothing is unpacked.
+    """
     where = f"{tensors.file(f'{module}.{PACKED}')}: {module}"
     for kind in (SCALE, SHAPE):
         if f"{module}.{kind}" not in tensors:
@@ -77,18 +81,31 @@ def read_module(tensors: Tensors, module: str, grids: set[tuple[int, int]]) -> Q
     widths = sorted({bits for bits, _ in grids})
     fits = [bits for bits in widths if len(shape) == 2 and packed.shape == (shape[0], -(-shape[1] * bits // 32))]
     if not fits or packed.dtype != torch.int32:
-        codes = f"{' or '.join(map(str, widths))}-bit codes of {shape}"
-        raise UserError(f"{where}: {PACKED} is {_describe(packed)}, which does not hold {codes}")
+        expected = f"{' or '.join(map(str, widths))}-bit codes of {shape}"
+        raise UserError(f"{where}: {PACKED} is {_describe(packed)}, which does not hold {expected}")
     rows, columns = shape
-    if not scales.is_floating_point() or scales.ndim != 2 or scales.shape[0] != rows:
-        raise UserError(f"{where}: {SCALE} is {_describe(scales)}; expected one row of floats per output of {shape}")
+    if scales.dtype not in _SCALE_TYPES or scales.ndim != 2 or scales.shape[0] != rows:
+        types = ", ".join(str(one).removeprefix("torch.") for one in _SCALE_TYPES)
+        raise UserError(f"{where}: {SCALE} is {_describe(scales)}; expected a row per output of {shape}, in {types}")
     groups, bits = scales.shape[1], fits[0]
     if groups == 0 or columns % groups or (bits, columns // groups) not in grids:
         sizes = sorted(size for width, size in grids if width == bits)
         raise UserError(f"{where}: {groups} groups do not divide {columns} inputs into groups of {sizes}")
-    if not torch.isfinite(scales).all() or not (scales > 0).all():
+    lowest, highest = torch.aminmax(scales)
+    if not (lowest > 0 and torch.isfinite(highest)):  # a NaN is both, and fails the first
         raise UserError(f"{where}: {SCALE} holds zero, negative, infinite or NaN scales; the checkpoint is damaged")
-    return Quantized(unpack_from_int32(packed, bits, torch.Size(shape)), scales, columns // groups, bits)
+    found = unpack_codes(packed, bits, columns) if codes else torch.empty(shape, dtype=torch.int8, device="meta")
+    return Quantized(found, scales, columns // groups, bits)
+
+
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Return int8 codes [out, in] in the library's layout: int32 [out, ⌈in × bits / 32⌉]."""
+    return by_rows(lambda rows: pack_to_int32(rows, bits), codes)
+
+
+def unpack_codes(packed: Tensor, bits: int, columns: int) -> Tensor:
+    """Return the int8 codes [out, in] that :func:`pack_codes` packed; ``columns`` is in."""
+    return by_rows(lambda rows: unpack_from_int32(rows, bits, torch.Size((len(rows), columns))), packed)
 
 
 def _describe(tensor: Tensor) -> str:

@@ -5,15 +5,27 @@ A row of a weight is cut into groups along the input dimension; each group has o
 whatever the dtypes: in bf16 about one code in a hundred comes out differently.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
 BITS = 4
+_ELEMENTS = 1 << 19
 
 
 def limits(bits: int) -> tuple[int, int]:
     """Return the lowest and the highest code of a width."""
     return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+
+def by_rows(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
+    """Apply a function of equally many rows to a few of them at a time: its temporaries stay small, in the cache."""
+    rows = max(1, _ELEMENTS // max(1, matrices[0].shape[-1]))
+    if rows >= len(matrices[0]):
+        return function(*matrices)
+    return torch.cat([function(*parts) for parts in zip(*(one.split(rows) for one in matrices), strict=True)])
 
 
 def integer_codes(latents: Tensor, scales: Tensor, bits: int = BITS) -> Tensor:
@@ -27,9 +39,7 @@ def integer_codes(latents: Tensor, scales: Tensor, bits: int = BITS) -> Tensor:
     Returns:
         int8 [out, in] within :func:`limits`.
     """
-    grouped = latents.detach().float().unflatten(-1, (scales.shape[-1], -1))
-    codes = torch.round(grouped / scales.detach().float().unsqueeze(-1)).clamp_(*limits(bits))
-    return codes.to(torch.int8).flatten(-2)
+    return by_rows(partial(_integer_codes, bits=bits), latents.detach(), scales.detach())
 
 
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -46,10 +56,24 @@ def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat1
     Returns:
         [out, in] in ``dtype``.
     """
-    grouped = codes.unflatten(-1, (scales.shape[-1], -1)).float()
-    return (grouped * scales.float().unsqueeze(-1)).flatten(-2).to(dtype)
+    return by_rows(partial(_dequantize, dtype=dtype), codes, scales)
 
 
 def fake_quantize(latents: Tensor, scales: Tensor, bits: int = BITS) -> Tensor:
     """Return the weight a served model computes with, in the latents' dtype: dequantised integer codes."""
-    return dequantize(integer_codes(latents, scales, bits), scales, latents.dtype)
+
+    def both(latents: Tensor, scales: Tensor) -> Tensor:
+        return _dequantize(_integer_codes(latents, scales, bits), scales, latents.dtype)
+
+    return by_rows(both, latents.detach(), scales.detach())
+
+
+def _integer_codes(latents: Tensor, scales: Tensor, bits: int) -> Tensor:
+    grouped = latents.float().unflatten(-1, (scales.shape[-1], -1))
+    codes = torch.round(grouped / scales.float().unsqueeze(-1)).clamp_(*limits(bits))
+    return codes.to(torch.int8).flatten(-2)
+
+
+def _dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    grouped = codes.unflatten(-1, (scales.shape[-1], -1)).float()
+    return (grouped * scales.float().unsqueeze(-1)).flatten(-2).to(dtype)

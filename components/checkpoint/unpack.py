@@ -9,8 +9,9 @@ from torch import Tensor
 from components.checkpoint.config import quantization, read_config
 from components.checkpoint.grid import PACKED, SCALE, SHAPE, iterate_grid
 from components.checkpoint.quantize import dequantize
+from components.checkpoint.shards import TensorWriter
 from components.checkpoint.tensors import Tensors
-from components.checkpoint.write import TensorWriter, copy_sidecars, dense_config, write_config
+from components.checkpoint.write import copy_sidecars, dense_config, write_config
 
 
 def dense_tensors(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, Tensor]]:

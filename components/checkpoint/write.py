@@ -1,4 +1,4 @@
-"""Writes model folders: safetensors (with an index above 5 GB), config.json, tokenizer and generation files."""
+"""Writes model folders: packed tensors, config.json, tokenizer and generation files."""
 
 import json
 import shutil
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import (
     QuantizationArgs,
     QuantizationConfig,
@@ -15,15 +14,13 @@ from compressed_tensors.quantization import (
     QuantizationStatus,
     QuantizationStrategy,
 )
-from safetensors.torch import save_file
 from torch import Tensor
 
-from components.checkpoint.grid import PACKED, SCALE, SHAPE, Quantized
+from components.checkpoint.grid import PACKED, SCALE, SHAPE, Quantized, pack_codes
 from components.checkpoint.quantize import BITS
-from components.checkpoint.tensors import INDEX
+from components.checkpoint.shards import MAX_SHARD_BYTES, TensorWriter
 from components.contract.errors import UserError
 
-MAX_SHARD_BYTES = 5 * 10**9
 HEAD = "re:.*lm_head"
 """Target of an output head's config group."""
 SIDECARS = (
@@ -41,58 +38,6 @@ SIDECARS = (
     "video_preprocessor_config.json",
     "processor_config.json",
 )
-
-
-class TensorWriter:
-    """Streams tensors into safetensors shards; at most one shard is in memory.
-
-    One shard is called ``model.safetensors``; several get numbered names and an index.
-    """
-
-    def __init__(self, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
-        self._folder = folder
-        self._limit = max_shard_bytes
-        self._pending: dict[str, Tensor] = {}
-        self._pending_bytes = 0
-        self._shards: list[list[str]] = []
-        self._total_bytes = 0
-
-    def __enter__(self) -> "TensorWriter":
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        if raised[0] is None:
-            self._finish()
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        """Append one tensor; a name may be given once."""
-        if name in self._pending or any(name in shard for shard in self._shards):
-            raise ValueError(f"{name} is written twice")
-        size = tensor.nbytes
-        if self._pending and self._pending_bytes + size > self._limit:
-            self._flush()
-        self._pending[name] = tensor.contiguous()
-        self._pending_bytes += size
-
-    def _flush(self) -> None:
-        save_file(self._pending, self._folder / _part(len(self._shards)), metadata={"format": "pt"})
-        self._shards.append(list(self._pending))
-        self._total_bytes += self._pending_bytes
-        self._pending, self._pending_bytes = {}, 0
-
-    def _finish(self) -> None:
-        self._flush()
-        count = len(self._shards)
-        if count == 1:
-            (self._folder / _part(0)).rename(self._folder / "model.safetensors")
-            return
-        weight_map: dict[str, str] = {}
-        for number, names in enumerate(self._shards):
-            final = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
-            (self._folder / _part(number)).rename(self._folder / final)
-            weight_map.update(dict.fromkeys(names, final))
-        index = {"metadata": {"total_size": self._total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-        (self._folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def save_quantized(
@@ -126,7 +71,7 @@ def save_quantized(
         for name, tensor in others:
             writer.add(name, tensor)
         for module, quantized in modules:
-            writer.add(f"{module}.{PACKED}", pack_to_int32(quantized.codes, quantized.bits))
+            writer.add(f"{module}.{PACKED}", pack_codes(quantized.codes, quantized.bits))
             writer.add(f"{module}.{SCALE}", quantized.scales)
             writer.add(f"{module}.{SHAPE}", torch.tensor(quantized.codes.shape))
             if module.endswith("lm_head"):
@@ -193,7 +138,3 @@ def copy_sidecars(source: Path, destination: Path) -> None:
     for name in SIDECARS:
         if (source / name).is_file():
             shutil.copyfile(source / name, destination / name)
-
-
-def _part(number: int) -> str:
-    return f".part-{number:05d}.safetensors"

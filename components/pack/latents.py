@@ -23,9 +23,10 @@ class Latents:
             shape or dtype that does not fit, a NaN, or scales whose bytes are not the student's; the module is named.
     """
 
-    def __init__(self, selected: Tensors, student: Tensors, modules: list[str]) -> None:
+    def __init__(self, selected: Tensors, student: Tensors, modules: list[str], dense: list[str]) -> None:
         self.student = student
         self.modules = modules
+        self.dense = dense
         self._selected = selected
         self._grids = declared_grids(student.folder)
         given = {name.rpartition(".")[0] for name in selected}
@@ -40,9 +41,9 @@ class Latents:
         self.trained = sorted(given)
         self.carried = sorted(set(modules) - given)
 
-    def original(self, module: str) -> Quantized:
-        """Return the student's codes and scales."""
-        return read_module(self.student, module, self._grids)
+    def original(self, module: str, codes: bool = True) -> Quantized:
+        """Return the student's codes and scales; the codes are only a shape where they are not needed."""
+        return read_module(self.student, module, self._grids, codes)
 
     def latent(self, module: str, original: Quantized) -> Tensor:
         """Return the tensor that the training forward quantised, checked against the student's grid."""
@@ -50,7 +51,7 @@ class Latents:
         latent, scales = self._selected[f"{module}.weight"], self._selected[f"{module}.{SCALE}"]
         if latent.shape != original.codes.shape or latent.dtype not in (torch.float32, torch.bfloat16):
             raise UserError(f"{where}: latents are {latent.dtype} {list(latent.shape)}; they do not fit the student's")
-        if not torch.isfinite(latent).all():
+        if not torch.isfinite(torch.stack(torch.aminmax(latent))).all():
             raise UserError(f"{where}: latents hold NaN or infinity; training diverged")
         if not same_bytes(scales, original.scales):
             raise UserError(f"{where}: scales differ from the student's; the grid must stay frozen in training")
@@ -59,7 +60,7 @@ class Latents:
     def packed(self, log: Log) -> Iterator[tuple[str, Quantized]]:
         """Yield each module's codes, trained or carried, on the student's scales."""
         for done, module in enumerate(self.modules, 1):
-            original = self.original(module)
+            original = self.original(module, codes=module in self.carried)
             if module in self.carried:
                 yield module, original
             else:

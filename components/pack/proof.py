@@ -1,15 +1,15 @@
 """Proofs that the packed target is what was trained; each failure ends the stage."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from components.checkpoint.census import architecture_of, compare
-from components.checkpoint.grid import PACKED, SCALE, quantized_modules
+from components.checkpoint.grid import PACKED, SCALE, quantized_modules, unpack_codes
 from components.checkpoint.load import load_model, load_tokenizer
 from components.checkpoint.quantize import dequantize, fake_quantize, integer_codes
 from components.checkpoint.tensors import Tensors
@@ -28,7 +28,7 @@ def prove_tensors(target: Tensors, latents: Latents, log: Log) -> dict[str, tupl
     """Read the written target back and compare it with the student and the latents, module by module.
 
     Proved: the census is the student's; scales are the student's bytes; unpacked codes are the latents' integer codes;
-    the student's own weights, put through the same path, give the student's packed bytes; other tensors are equal.
+    the student's own weights, put through the same path, have the student's codes; other tensors are equal.
 
     Returns:
         Module name to (shape, share of codes that differ from the student's).
@@ -41,16 +41,17 @@ def prove_tensors(target: Tensors, latents: Latents, log: Log) -> dict[str, tupl
         scales = target[f"{module}.{SCALE}"]
         if not same_bytes(scales, latents.student[f"{module}.{SCALE}"]):
             raise UserError(f"{where}: packed scales are not the student's bytes")
-        codes = unpack_from_int32(target[f"{module}.{PACKED}"], original.bits, original.codes.shape)
+        packed, before = target[f"{module}.{PACKED}"], latents.student[f"{module}.{PACKED}"]
+        same = torch.equal(packed, before)
+        codes = original.codes if same else unpack_codes(packed, original.bits, original.codes.shape[1])
         latent = None if module in latents.carried else latents.latent(module, original)
         expected = original.codes if latent is None else integer_codes(latent, scales, original.bits)
         untouched = dequantize(original.codes, scales, scales.dtype if latent is None else latent.dtype)
-        packed = pack_to_int32(integer_codes(untouched, scales, original.bits), original.bits)
-        if not torch.equal(packed, latents.student[f"{module}.{PACKED}"]):
-            raise UserError(f"{where}: the student's own weights do not pack to the student's own codes")
+        if not torch.equal(integer_codes(untouched, scales, original.bits), original.codes):
+            raise UserError(f"{where}: the student's own weights do not have the student's own codes")
         if not torch.equal(codes, expected):
             raise UserError(f"{where}: unpacked codes are not the integer codes of the latents")
-        share = float((codes != original.codes).float().mean())
+        share = int(torch.count_nonzero(codes != original.codes)) / codes.numel()
         changed[module] = ((codes.shape[0], codes.shape[1]), share)
         log.progress(done, len(latents.modules), module=module)
     dense = passthrough_names(latents.student)
@@ -61,33 +62,45 @@ def prove_tensors(target: Tensors, latents: Latents, log: Log) -> dict[str, tupl
     return changed
 
 
+def prove_end(target: Path) -> None:
+    """Demand that generation stops at the token that ends a chat turn: the tokenizer's ``eos``."""
+    token = load_tokenizer(target).eos_token_id
+    given = target / "generation_config.json"
+    path = given if given.is_file() else target / "config.json"  # as serving engines choose
+    stops = json.loads(path.read_text()).get("eos_token_id")
+    if token is None or token not in (stops if isinstance(stops, list) else [stops]):
+        raise UserError(f"{path}: eos_token_id is {stops}, the tokenizer's is {token}; answers would not end")
+
+
 @torch.inference_mode()
-def logit_difference(target: Path, latents: Latents, tokenizer_folder: Path) -> dict[str, float]:
+def logit_difference(target: Path, latents: Latents) -> dict[str, float]:
     """Compare the target as transformers itself reads it with the fake-quantised student; one in memory at a time.
 
     Returns:
         ``kl``: mean over tokens of KL(student ‖ target) in nats; ``max_logit_difference``; ``proof_tokens``.
     """
-    tokenizer = load_tokenizer(tokenizer_folder)
+    tokenizer = load_tokenizer(target)
     rows = [tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"] for text in PROOF_TEXTS]
-    model = load_model(latents.student.folder, weights=_fake_quantized(latents))
-    expected = [model(input_ids=row, use_cache=False).logits[0].float() for row in rows]
+    expected = _logits(load_model(latents.student.folder, weights=_fake_quantized(latents)), rows)
     reader = architecture_of(AutoConfig.from_pretrained(target)) or AutoModelForCausalLM
-    model = reader.from_pretrained(target, dtype=torch.bfloat16)
+    found = _logits(reader.from_pretrained(target, dtype=torch.bfloat16), rows)
     kl = difference = tokens = 0.0
-    for row, reference in zip(rows, expected, strict=True):
-        logits = model(input_ids=row, use_cache=False).logits[0].float()
+    for reference, logits in zip(expected, found, strict=True):
         log_p, log_q = reference.log_softmax(-1), logits.log_softmax(-1)
         kl += float((log_p.exp() * (log_p - log_q)).sum())
         difference = max(difference, float((reference - logits).abs().max()))
-        tokens += row.shape[1]
+        tokens += len(logits)
     return {"kl": kl / tokens, "max_logit_difference": difference, "proof_tokens": tokens}
+
+
+def _logits(model: PreTrainedModel, rows: list[Tensor]) -> list[Tensor]:
+    return [model(input_ids=row, use_cache=False).logits[0].float() for row in rows]
 
 
 def _fake_quantized(latents: Latents) -> Iterator[tuple[str, Tensor]]:
     """Yield what the trainer's last forward computed with, in BF16."""
     yield from passthrough_tensors(latents.student)
     for module in latents.trained:
-        original = latents.original(module)
+        original = latents.original(module, codes=False)
         latent = latents.latent(module, original).float()
         yield f"{module}.weight", fake_quantize(latent, original.scales, original.bits).to(torch.bfloat16)

@@ -12,7 +12,7 @@ from components.contract.errors import UserError
 from components.contract.stage import Port
 
 ROLE = "train"
-VERSION = 2
+VERSION = 3
 INPUTS = {
     "qad": Port("distillation checkpoints: latents and scales of the quantised linears; only the chosen one is read"),
     "selected": Port("which of them is packed (select)"),
@@ -22,7 +22,7 @@ INPUTS = {
 OUTPUTS = {
     "config.json": "model config with its quantization_config",
     "model*.safetensors": "packed codes, the student's scales, shapes; everything else as in the student",
-    "census.json": "every quantised module with its shape and the share of codes that training changed; dense linears",
+    "census.json": "quantised modules, their shapes and shares of codes that training changed; what is not quantised",
     "tokenizer*": "tokenizer, chat template and generation files of the model",
 }
 
@@ -40,47 +40,33 @@ class Config(StageConfig):
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Pack and prove; return the proof's figures."""
-    from components.checkpoint.census import check_fused, unquantized
-    from components.checkpoint.config import read_config
-    from components.checkpoint.grid import quantized_modules
     from components.checkpoint.tensors import Tensors
-    from components.checkpoint.unpack import passthrough_tensors
-    from components.checkpoint.write import save_quantized
-    from components.pack.latents import Latents
-    from components.pack.proof import logit_difference, prove_tensors
+    from components.checkpoint.unpack import passthrough_names
+    from components.pack.proof import logit_difference, prove_end, prove_tensors
+    from components.pack.target import write_target
 
-    folder, sidecars = inputs["student"].path, inputs["model"].path
-    student = Tensors(folder)
-    modules = quantized_modules(student)
-    dense = unquantized(folder, student, modules)
-    check_fused(modules, dense)
-    latents = Latents(Tensors(_checkpoint(inputs, output.scratch)), student, modules)
+    student, sidecars, checkpoint = inputs["student"].path, inputs["model"].path, _checkpoint(inputs, output.scratch)
     with output.timed("pack"):
-        save_quantized(
-            output.path,
-            modules=latents.packed(output.log),
-            others=passthrough_tensors(student),
-            config=read_config(folder),
-            ignore=dense,
-            sidecars=sidecars,
-        )
+        latents = write_target(student, checkpoint, sidecars, output.path, output.log)
+    prove_end(output.path)
     with output.timed("prove tensors"):
         changed = prove_tensors(Tensors(output.path), latents, output.log)
     with output.timed("prove logits"):
-        difference = logit_difference(output.path, latents, sidecars)
+        difference = logit_difference(output.path, latents)
     if not difference["kl"] <= config.max_kl:
         raise UserError(
             f"{output.path}: the packed target differs from the fake-quantised student by {difference['kl']:.3g} nats "
             f"a token, more than max_kl {config.max_kl:.3g}; its logits are not those that training saw"
         )
     quantized = {name: {"shape": list(shape), "codes_changed": share} for name, (shape, share) in changed.items()}
-    census = {"quantized": quantized, "carried": latents.carried, "dense": dense}
+    unchanged = sorted(passthrough_names(latents.student))
+    census = {"quantized": quantized, "carried": latents.carried, "dense": latents.dense, "unchanged": unchanged}
     (output.path / "census.json").write_text(json.dumps(census, indent=1) + "\n")
     sizes = {name: shape[0] * shape[1] for name, (shape, _) in changed.items()}
     return {
-        "quantized": len(modules),
+        "quantized": len(latents.modules),
         "carried": len(latents.carried),
-        "dense_linears": len(dense),
+        "dense_linears": len(latents.dense),
         "modules_proved": len(changed),
         "codes_changed": sum(share * sizes[name] for name, (_, share) in changed.items()) / sum(sizes.values()),
         **difference,

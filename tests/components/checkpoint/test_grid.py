@@ -57,8 +57,11 @@ TENSOR_FAULTS = {
     "infinite or NaN": {"weight_scale": scales(float("inf"))},
     "3 groups do not divide 64": {"weight_scale": scales(0.1, 3)},
     "4 groups do not divide 64 inputs into groups of": {"weight_scale": scales(0.1, 4)},
-    "expected one row of floats": {"weight_scale": torch.ones(64, 2)},
+    "expected a row per output": {"weight_scale": torch.ones(64, 2)},
+    r"float8_e4m3fn \[128, 2\]; expected": {"weight_scale": torch.ones(128, 2).to(torch.float8_e4m3fn)},
+    r"int32 \[128, 2\]; expected": {"weight_scale": torch.ones(128, 2, dtype=torch.int32)},
     "does not hold 4-bit codes": {"weight_packed": torch.zeros(128, 16, dtype=torch.int32)},
+    r"int64 \[128, 8\], which does not hold": {"weight_packed": torch.zeros(128, 8, dtype=torch.int64)},
 }
 
 

@@ -1,11 +1,13 @@
 import numpy as np
 import torch
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import dequantize as library_dequantize
 from compressed_tensors.quantization.lifecycle.forward import quantize as library_quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.checkpoint.grid import pack_codes, unpack_codes
 from components.checkpoint.quantize import dequantize, fake_quantize, integer_codes
 
 BITS = st.sampled_from([4, 8])
@@ -44,6 +46,20 @@ def test_codes_survive_dequantisation(rows, groups, size, seed, dtype, bits):
     weights = dequantize(codes, scales, dtype)
     assert torch.equal(integer_codes(weights, scales, bits), codes)
     assert torch.equal(fake_quantize(weights, scales, bits), weights)
+
+
+def test_large_matrices_are_worked_on_in_parts_with_the_same_result():
+    latents, scales = sample(1100, 16, 64, 5, torch.bfloat16)
+    wide = np.repeat(scales.float().numpy(), 64, axis=1)
+    expected = torch.from_numpy(np.clip(np.rint(latents.float().numpy() / wide), -8, 7).astype(np.int8))
+    codes = integer_codes(latents, scales)
+    assert torch.equal(codes, expected)
+    exact = torch.from_numpy(codes.numpy() * wide)
+    assert torch.equal(dequantize(codes, scales, torch.float32), exact)
+    assert torch.equal(fake_quantize(latents, scales), exact.bfloat16())
+    packed = pack_codes(codes, 4)
+    assert torch.equal(packed, pack_to_int32(codes, 4))
+    assert torch.equal(unpack_codes(packed, 4, 1024), codes)
 
 
 def test_dequantisation_is_the_librarys_bit_for_bit():

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from components.checkpoint.census import unquantized
 from components.checkpoint.config import read_config
-from components.checkpoint.grid import Quantized, iterate_grid, quantized_modules, read_grid
+from components.checkpoint.grid import Quantized, iterate_grid, read_grid
 from components.checkpoint.load import load_model
 from components.checkpoint.quantize import dequantize, integer_codes
 from components.checkpoint.tensors import Tensors
@@ -20,6 +20,7 @@ from components.contract.log import Log
 from components.pack.latents import Latents
 from components.pack.proof import logit_difference, prove_tensors
 from components.pack.stage import Config, run
+from components.pack.target import write_target
 from components.store.artifact import commit
 from components.store.backend import Store
 from components.store.work import Work
@@ -33,6 +34,7 @@ def model(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: py
     folder = build(request.param, tmp_path_factory.mktemp("model") / request.param)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(tiny_model / name, folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
     return folder
 
 
@@ -51,7 +53,7 @@ def student(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignore = unquantized(model, tensors, modules)
     config = read_config(model)
     save_quantized(
-        folder, modules=modules.items(), others=others.items(), config=config, ignore=ignore, sidecars=folder
+        folder, modules=modules.items(), others=others.items(), config=config, ignore=ignore, sidecars=model
     )
     return folder
 
@@ -143,6 +145,7 @@ def test_trained_codes_are_served_and_everything_else_is_the_students(student: P
     census = json.loads((folder / "census.json").read_text())
     assert set(census["quantized"]) == set(after)
     assert census["dense"] == read_config(folder)["quantization_config"]["ignore"]
+    assert set(census["unchanged"]) == {name for name, _ in passthrough_tensors(source)}
     assert (folder / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     load_model(folder)
 
@@ -187,6 +190,10 @@ def spoil(tensors: dict, name: str) -> None:
     tensors[f"{name}.weight"][5, 1] = float("nan")
 
 
+def halve(tensors: dict, name: str) -> None:
+    tensors[f"{name}.weight"] = tensors[f"{name}.weight"].half()
+
+
 def transpose(tensors: dict, name: str) -> None:
     tensors[f"{name}.weight"] = tensors[f"{name}.weight"].T.contiguous()
 
@@ -205,6 +212,7 @@ def orphan(tensors: dict, name: str) -> None:
         (drop, "no latents of .*gate_proj"),
         (nudge, "gate_proj: scales differ from the student's"),
         (spoil, "gate_proj: latents hold NaN"),
+        (halve, "gate_proj: latents are torch.float16"),
         (transpose, "gate_proj: latents are .* do not fit"),
         (invent, "odd is not quantised in"),
         (orphan, "gate_proj.weight_scale: every module needs"),
@@ -222,17 +230,7 @@ def test_refuses_latents_that_are_not_of_this_grid(
 @pytest.fixture
 def target(latents: Path, student: Path, model: Path, tmp_path: Path) -> tuple[Path, Latents]:
     """A packed target, before its proof."""
-    tensors = Tensors(student)
-    modules = quantized_modules(tensors)
-    trained = Latents(Tensors(latents), tensors, modules)
-    save_quantized(
-        tmp_path / "target",
-        modules=trained.packed(Log("pack")),
-        others=passthrough_tensors(tensors),
-        config=read_config(student),
-        ignore=unquantized(student, tensors, modules),
-        sidecars=model,
-    )
+    trained = write_target(student, latents, model, tmp_path / "target", Log("pack"))
     return tmp_path / "target", trained
 
 
@@ -268,11 +266,27 @@ def test_the_proof_finds_a_module_that_is_not_quantised(target: tuple[Path, Late
 
 def test_logits_part_when_the_target_is_another_model(target: tuple[Path, Latents], student: Path, model: Path):
     folder, latents = target
-    same = logit_difference(folder, latents, model)
+    same = logit_difference(folder, latents)
     assert same["kl"] == 0
     assert same["proof_tokens"] > 100
-    other = logit_difference(student, latents, model)
+    other = logit_difference(student, latents)
     assert other["kl"] > Config().max_kl
+
+
+def test_a_target_whose_answers_would_not_end_is_refused(latents: Path, student: Path, model: Path, tmp_path: Path):
+    other = shutil.copytree(model, tmp_path / "other")
+    (other / "generation_config.json").write_text('{"eos_token_id": 0}')
+    with pytest.raises(UserError, match=r"generation_config.json: eos_token_id is 0, the tokenizer's is 2"):
+        pack(latents, student, other, tmp_path)
+
+
+def test_a_target_without_finite_logits_is_refused(latents: Path, student: Path, model: Path, tmp_path: Path):
+    other = shutil.copytree(student, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    next(tensor for name, tensor in tensors.items() if name.endswith("input_layernorm.weight"))[3] = float("nan")
+    save_file(tensors, other / "model.safetensors")
+    with pytest.raises(UserError, match="differs from the fake-quantised student by nan nats"):
+        pack(latents, other, model, tmp_path)
 
 
 def test_packed_modules_stream_in_the_students_order(target: tuple[Path, Latents], student: Path):

@@ -1,0 +1,61 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from components.checkpoint import shards
+from components.checkpoint.census import skeleton
+from components.checkpoint.shards import TensorWriter
+from components.checkpoint.tensors import INDEX, Tensors
+from components.contract.errors import UserError
+
+DTYPES = [torch.int64, torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.int8, torch.bool]
+TENSORS = st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3)), min_size=1, max_size=9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(kinds=TENSORS, limit=st.sampled_from([40, 10**9]))
+def test_the_library_reads_back_what_was_written(kinds: list, limit: int, tmp_path_factory: pytest.TempPathFactory):
+    folder, generator = tmp_path_factory.mktemp("w"), torch.Generator().manual_seed(len(kinds))
+    given = {
+        f"t{number}": torch.randint(0, 2, shape, generator=generator).to(dtype)
+        for number, (dtype, shape) in enumerate(kinds)
+    }
+    write(folder, *given.items(), limit=limit)
+    files = sorted(folder.glob("*.safetensors"))
+    back = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert set(back) == set(given)
+    assert all(back[name].dtype == one.dtype and torch.equal(back[name], one) for name, one in given.items())
+    assert set(Tensors(folder)) == set(given)
+    with safe_open(files[0], "pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+    if len(files) > 1:
+        index = json.loads((folder / INDEX).read_text())
+        assert index["metadata"]["total_size"] == sum(one.nbytes for one in given.values())
+        assert all(sum(one.nbytes for one in load_file(file).values()) <= max(40, 5**3 * 8) for file in files)
+
+
+def test_a_shard_holds_a_bounded_number_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "MAX_SHARD_TENSORS", 3)
+    write(tmp_path, *((f"t{number}", torch.full((3,), number, dtype=torch.int8)) for number in range(7)))
+    assert [len(load_file(file)) for file in sorted(tmp_path.glob("*.safetensors"))] == [3, 3, 1]
+
+
+def test_weights_without_values_are_refused(llama: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"model.embed_tokens.weight has no values \(device meta\)"):
+        write(tmp_path, *skeleton(llama).named_parameters())
+    with pytest.raises(UserError, match=r"x is torch\.complex64"):
+        write(tmp_path, ("x", torch.zeros(2, dtype=torch.complex64)))
+    with pytest.raises(ValueError, match="x is written twice"):
+        write(tmp_path, ("x", torch.zeros(2)), ("x", torch.zeros(2)))
+
+
+def write(folder: Path, *tensors: tuple[str, torch.Tensor], limit: int = 10**9) -> None:
+    with TensorWriter(folder, limit) as writer:
+        for name, tensor in tensors:
+            writer.add(name, tensor)
