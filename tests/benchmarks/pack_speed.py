@@ -1,0 +1,204 @@
+"""Study ``pack-speed``: packing beside copying what it wrote, and beside compressed-tensors' own model compressor.
+
+``.venv/train/bin/python tests/benchmarks/pack_speed.py``; writes docs/results/pack-speed.*. The text model has
+Qwen3.5-4B's widths and random weights; 8 layers, the embedding with them. The three take turns on the same files:
+ours from student and latents to the folder, proofs excluded; a copy of that folder's files into a folder store; the
+library, which gets weights and scales as its model and writes it. Memory is what a process holds besides the files
+that it maps (its anonymous resident set, sampled), with one and with ten times the layers.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import study
+import torch
+from compressed_tensors.compressors import ModelCompressor
+from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+from safetensors.torch import save_file
+
+from components.checkpoint.census import skeleton
+from components.checkpoint.config import read_config
+from components.checkpoint.grid import PACKED, SCALE, Quantized
+from components.checkpoint.quantize import integer_codes
+from components.checkpoint.shards import TensorWriter
+from components.checkpoint.tensors import Tensors
+from components.checkpoint.write import save_quantized
+from components.contract.log import Log
+from components.pack.target import write_target
+from components.store.backend import Store
+
+LAYERS, FEW_LAYERS, GROUP, ROUNDS = 8, 4, 32, 5
+T_QUANTILE = 2.776  # of 5 rounds, 95 %
+DENSE = ("in_proj_a", "in_proj_b")
+
+
+def main() -> int:
+    """Measure and write the study."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peak", type=Path, help="pack this folder's student once and print its peak in GB")
+    arguments = parser.parse_args()
+    if arguments.peak:
+        print(peak_of(lambda: ours(arguments.peak, arguments.peak / "out")))
+        return 0
+    with tempfile.TemporaryDirectory(dir=study.ROOT / ".qdflash") as folder:
+        seconds = alternate(make(Path(folder, "model"), LAYERS))
+        peaks = {
+            count: peak(make(Path(folder, f"layers-{count}"), count, vocabulary=1024))
+            for count in (FEW_LAYERS, 10 * FEW_LAYERS)
+        }
+    rows = [
+        ratio("ours", "ratio_to_copy", seconds["copy"], seconds["ours"], f"{LAYERS} layers, proofs excluded"),
+        ratio("compressed-tensors", "ratio_to_copy", seconds["copy"], seconds["library"], "ModelCompressor"),
+        *(study.row(who, "seconds", statistics.median(found), "s", ROUNDS) for who, found in seconds.items()),
+        *(
+            study.row("ours", "peak_memory_gb", found, "GB", note=f"{count} layers, a vocabulary of 1,024")
+            for count, found in peaks.items()
+        ),
+    ]
+    versions = {name: version(name) for name in ("torch", "compressed-tensors", "safetensors")}
+    study.write("pack-speed", ".venv/train/bin/python tests/benchmarks/pack_speed.py", versions, rows)
+    print(json.dumps({"seconds": seconds, "peaks": peaks}))
+    return 0
+
+
+def make(folder: Path, layers: int, vocabulary: int | None = None) -> Path:
+    """Write ``student/`` and ``latents/`` of the text model; weights of one shape are the same tensor."""
+    config = json.loads((study.ROOT / "tests/components/qwen3_5_4b.json").read_text())["text_config"]
+    config |= {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": layers}
+    config |= {"vocab_size": vocabulary or config["vocab_size"]}
+    (folder / "student").mkdir(parents=True)
+    (folder / "student/config.json").write_text(json.dumps(config))
+    model, generator = skeleton(folder / "student"), torch.Generator().manual_seed(0)
+    linears = {name: one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
+    packed = [name for name in linears if ".layers." in name and name.rpartition(".")[2] not in DENSE]
+    weights: dict[torch.Size, tuple[torch.Tensor, Quantized]] = {}
+    for name in packed:
+        if (shape := linears[name].weight.shape) not in weights:
+            latents = torch.randn(shape, generator=generator).mul_(0.02).bfloat16()
+            scales = (latents.float().unflatten(1, (-1, GROUP)).abs().amax(-1) / 7.5).bfloat16()
+            weights[shape] = latents, Quantized(integer_codes(latents, scales), scales, GROUP)
+    others = [n for n, _ in model.named_parameters() if n.removesuffix(".weight") not in packed]
+    shapes = dict(model.named_parameters())
+    save_quantized(
+        folder / "student",
+        modules=((name, weights[linears[name].weight.shape][1]) for name in packed),
+        others=((name, torch.ones(shapes[name].shape, dtype=torch.bfloat16)) for name in others),
+        config=config,
+        ignore=[name for name in linears if name not in packed],
+        sidecars=folder,
+    )
+    (folder / "latents").mkdir()
+    with TensorWriter(folder / "latents") as writer:
+        for name in packed:
+            latents, quantized = weights[linears[name].weight.shape]
+            writer.add(f"{name}.weight", latents)
+            writer.add(f"{name}.{SCALE}", quantized.scales)
+    return folder
+
+
+def ours(folder: Path, out: Path) -> None:
+    """Pack as the stage does."""
+    write_target(folder / "student", folder / "latents", folder, out, Log("pack"))
+
+
+def library(folder: Path, out: Path) -> None:
+    """Pack as compressed-tensors does a model whose weights and scales are given."""
+    declared = read_config(folder / "student")["quantization_config"]
+    model, latents, student = skeleton(folder / "student"), Tensors(folder / "latents"), Tensors(folder / "student")
+    apply_quantization_config(model, QuantizationConfig.model_validate(declared | {"quantization_status": "frozen"}))
+    state = {name: latents[name] for name in latents}
+    state |= {n: student[n] for n in student if not n.startswith(tuple(m + "." for m in _modules(latents)))}
+    model.load_state_dict(state, strict=False, assign=True)
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    out.mkdir()
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(read_config(folder / "student")))
+    compressor.update_config(str(out))
+    if sum(name.endswith(PACKED) for name in tensors) != len(_modules(latents)):
+        raise AssertionError("the library packed other modules than ours")
+
+
+def _modules(latents: Tensors) -> list[str]:
+    return [name.removesuffix(".weight") for name in latents if name.endswith(".weight")]
+
+
+def copy(folder: Path, store: Path) -> None:
+    """Copy a folder's files into a folder store, as a commit does."""
+    for path in sorted(folder.iterdir()):
+        Store(str(store)).upload(path, path.name)
+
+
+def alternate(folder: Path) -> dict[str, list[float]]:
+    """Return each round's seconds after a warm-up: ours, the copy of what it wrote and the library take turns."""
+    seconds: dict[str, list[float]] = {"ours": [], "copy": [], "library": []}
+    for number in range(ROUNDS + 1):
+        written, copied, theirs = (folder / f"{name}-{number}" for name in ("ours", "copied", "library"))
+        steps: list[tuple[str, Callable[[], None]]] = [
+            ("ours", lambda out=written: ours(folder, out)),
+            ("copy", lambda source=written, store=copied: copy(source, store)),
+            ("library", lambda out=theirs: library(folder, out)),
+        ]
+        for who, step in steps if number % 2 else [steps[2], *steps[:2]]:
+            started = time.perf_counter()
+            step()
+            if number:
+                seconds[who].append(time.perf_counter() - started)
+        for place in (written, copied, theirs):
+            shutil.rmtree(place)
+        print(number, {who: found[-1:] for who, found in seconds.items()}, flush=True)
+    return seconds
+
+
+def ratio(variant: str, metric: str, over: list[float], under: list[float], note: str) -> dict[str, Any]:
+    """Return the mean of the rounds' ratios with its interval."""
+    found = [one / other for one, other in zip(over, under, strict=True)]
+    mean, half = statistics.mean(found), T_QUANTILE * statistics.stdev(found) / math.sqrt(len(found))
+    return study.row(variant, metric, mean, "ratio", len(found), low=mean - half, high=mean + half, note=note)
+
+
+def peak(folder: Path) -> float:
+    """Return the peak, in GB, of a process that packs ``folder``; remove the folder."""
+    argv = [sys.executable, __file__, "--peak", str(folder)]
+    found = float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[-1])
+    shutil.rmtree(folder)
+    return found
+
+
+def peak_of(work: Callable[[], None]) -> float:
+    """Return the largest anonymous resident set, in GB, while ``work`` runs, above what it was before."""
+    before, largest, done = _anonymous(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal largest
+        while not done.wait(0.002):
+            largest = max(largest, _anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    work()
+    done.set()
+    watcher.join()
+    return (largest - before) / 1e9
+
+
+def _anonymous() -> int:
+    lines: Iterator[str] = iter(Path("/proc/self/status").read_text().splitlines())
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
