@@ -70,4 +70,4 @@ def _grid(path: Path, name: str, group: dict[str, Any], default_format: str | No
         raise UserError(f"{where}: dynamic weight scales; only stored ones are supported")
     if weights.get("actorder") in ("group", True):
         raise UserError(f"{where}: actorder group reorders columns at run time (g_idx); use static or none")
-    return int(bits), int(weights["group_size"])
+    return int(weights["num_bits"]), int(weights["group_size"])
