@@ -1,4 +1,7 @@
-"""Run by a Python that has vLLM: generate greedily with a drafter and write tokens and counters as JSON."""
+"""Run by a Python that has vLLM: generate greedily with a drafter, one prompt alone and eight together.
+
+Writes answers and counters as JSON, and the logits of every draft made while a prompt was alone.
+"""
 
 import json
 import os
@@ -16,7 +19,9 @@ os.environ |= {
 
 
 def main() -> None:
+    import torch
     from vllm import LLM, SamplingParams
+    from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM as Drafter
 
     job = json.loads(Path(sys.argv[1]).read_text())
     model = LLM(
@@ -28,21 +33,45 @@ def main() -> None:
         enable_prefix_caching=False,
         disable_log_stats=False,
         max_model_len=256,
-        max_num_seqs=4,
+        max_num_seqs=8,
     )
     sampling = SamplingParams(temperature=0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False, logprobs=1)
-    outputs = model.generate([{"prompt_token_ids": ids} for ids in job["prompts"]], sampling, use_tqdm=False)
-    answers = [output.outputs[0] for output in outputs]
-    metrics = {metric.name: metric for metric in model.get_metrics()}
-    report = {
-        "answers": [list(answer.token_ids) for answer in answers],
-        "logprobs": [
-            [position[token].logprob for position, token in zip(answer.logprobs, answer.token_ids, strict=True)]
-            for answer in answers
-        ],
-        "drafts": metrics["vllm:spec_decode_num_drafts"].value,
-        "accepted": list(metrics["vllm:spec_decode_num_accepted_tokens_per_pos"].values),
-    }
+
+    def counters() -> list[int]:
+        found = {metric.name: metric for metric in model.get_metrics()}
+        per_slot = found["vllm:spec_decode_num_accepted_tokens_per_pos"].values
+        return [found["vllm:spec_decode_num_drafts"].value, *per_slot]
+
+    def serve(*prompts: list[int]) -> dict:
+        before = counters()
+        outputs = model.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+        answers = [output.outputs[0] for output in outputs]
+        drafts, *accepted = (after - one for after, one in zip(counters(), before, strict=True))
+        return {
+            "answers": [list(answer.token_ids) for answer in answers],
+            "logprobs": [
+                [position[token].logprob for position, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+                for answer in answers
+            ],
+            "drafts": drafts,
+            "accepted": accepted,
+        }
+
+    report, logits = {"together": serve(*job["together"]), "alone": []}, []
+    forward, compute_logits = Drafter.forward, Drafter.compute_logits
+
+    def seen(self, input_ids, positions, inputs_embeds=None):
+        logits.append([len(report["alone"]), int(positions[0])])
+        return forward(self, input_ids, positions, inputs_embeds)
+
+    def said(self, hidden_states):
+        logits[-1].append(compute_logits(self, hidden_states))
+        return logits[-1][-1]
+
+    Drafter.forward, Drafter.compute_logits = seen, said
+    for prompt in job["alone"]:
+        report["alone"].append(serve(prompt))
+    torch.save(logits, sys.argv[3])
     Path(sys.argv[2]).write_text(json.dumps(report))
 
 
