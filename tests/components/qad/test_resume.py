@@ -97,8 +97,11 @@ def test_a_rank_that_dies_ends_the_run_and_one_process_continues_it(
     os.kill(int(ranks[0]), signal.SIGKILL)
     log = process.stderr.read()
     assert process.wait() == 75, log
+    assert work.get_folder("state", tmp_path / "state")
+    stopped = json.loads((tmp_path / "state/state.json").read_text())["step"]
+    assert stopped >= 3
     process = start(command, tmp_path / "home")
     log = process.stderr.read()
     assert process.wait() == 0, log
-    assert int(re.search(r"progress done=(\d+)", log)[1]) >= 4
+    assert int(re.search(r"progress done=(\d+)", log)[1]) == stopped
     assert read_manifest(store, "qad", digest) is not None
