@@ -18,6 +18,8 @@ CORE := contract store prompts bundle gate deploy report
 TRAIN := chats checkpoint model ptq sequences qad select pack drafter gptq
 VLLM := serving regen measure
 core_tests := $(CORE:%=tests/components/%) tests/pipelines tests/images
+# minutes on one core, beside tests that mostly wait
+long_test := tests/components/prompts/test_memory.py
 train_tests := $(TRAIN:%=tests/components/%) tests/benchmarks
 vllm_tests := $(VLLM:%=tests/components/%)
 
@@ -42,7 +44,10 @@ check: lint
 	.venv/vllm/bin/python -m pytest -q -m "not slow" $(vllm_tests)
 
 test: lint
-	@.venv/core/bin/python -m pytest -q $(core_tests)
+	@.venv/core/bin/python -m pytest -q $(long_test) & long=$$!
+	trap 'kill $$long 2>/dev/null || true' EXIT
+	.venv/core/bin/python -m pytest -q --ignore $(long_test) $(core_tests)
+	wait $$long
 	.venv/train/bin/python -m pytest -q $(train_tests)
 	.venv/vllm/bin/python -m pytest -q $(vllm_tests)
 	.venv/core/bin/python -m pytest -q tests/e2e

@@ -70,15 +70,17 @@ def _role(role: str) -> Finding:
 def _torch_source() -> Finding:
     """Where CPU builds of torch come from when environments are made; never which host."""
     set_here = [
-        name for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS", "UV_INDEX", "UV_EXTRA_INDEX_URL") if os.environ.get(name)
+        name
+        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX")
+        if os.environ.get(name)
     ]
     if set_here:
         return Finding("ok", "torch for CPUs", f"taken from what {' and '.join(set_here)} names")
     return Finding(
         "note",
         "torch for CPUs",
-        "needed only to make the environments: set UV_FIND_LINKS to a folder with the +cpu wheels, or "
-        "UV_INDEX to PyTorch's CPU index; pip's own configuration counts too",
+        "needed only to make the environments: set PIP_EXTRA_INDEX_URL to PyTorch's CPU index, or PIP_FIND_LINKS to a "
+        "folder with the +cpu wheels; pip's own configuration counts too",
     )
 
 

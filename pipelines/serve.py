@@ -25,7 +25,7 @@ def bundle_folder(store: Store, text: str, recipe: Recipe | None) -> Path:
     task = next(task for task in make_plan(recipe, store).tasks if task.stage == "bundle")
     artifact = read_manifest(store, task.stage, task.digest)
     if artifact is None:
-        raise UserError(f"recipe {recipe.name}: its bundle is not made yet; qdflash run {recipe.path} --only bundle")
+        raise UserError(f"recipe {recipe.name}: its bundle is not made yet; qdflash run {recipe.path}")
     return cache.fetch(artifact)
 
 

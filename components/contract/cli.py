@@ -174,10 +174,10 @@ def _run(
 
 def _parser(stage: str, module: Stage) -> argparse.ArgumentParser:
     ports = "\n".join(
-        f"  {name:<14}{port.doc}{' (optional)' if port.optional else ''}{' (repeatable)' if port.many else ''}"
+        f"  {name:<15} {port.doc}{' (optional)' if port.optional else ''}{' (repeatable)' if port.many else ''}"
         for name, port in module.INPUTS.items()
     )
-    fields = "\n".join(f"  {name:<20}{field.description or ''}" for name, field in module.Config.model_fields.items())
+    fields = "\n".join(f"  {name:<23} {field.description or ''}" for name, field in module.Config.model_fields.items())
     parser = argparse.ArgumentParser(
         prog=f"python -m components.{stage}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -50,6 +50,6 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict | list | tuple):
-        return json.dumps(value, separators=(",", ":"))
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     text = str(value)
-    return json.dumps(text) if " " in text or not text else text
+    return json.dumps(text, ensure_ascii=False) if " " in text or not text else text
