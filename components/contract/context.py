@@ -1,5 +1,6 @@
 """What a stage's ``run`` is given: its inputs, and the place for its output."""
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,11 +80,14 @@ class Input:
         sha256, name = rest.split("/", 1)
         local = cache.home() / "cache" / "files" / sha256 / name
         if not local.exists() or file_sha256(local) != sha256:
-            partial = local.with_name(f".{name}.partial")
-            Store(base).download(f"{FILES}/{rest}", partial)
-            if file_sha256(partial) != sha256:
-                raise UserError(f"input {self.uri}: its bytes are not those its address names; upload it again")
-            partial.replace(local)
+            partial = local.with_name(f".{name}-{uuid.uuid4().hex[:8]}")
+            try:
+                Store(base).download(f"{FILES}/{rest}", partial)
+                if file_sha256(partial) != sha256:
+                    raise UserError(f"input {self.uri}: its bytes are not those its address names; upload it again")
+                partial.replace(local)
+            finally:
+                partial.unlink(missing_ok=True)
         return local
 
 

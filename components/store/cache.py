@@ -59,9 +59,9 @@ def keep(artifact: Artifact, folder: Path) -> None:
     Only where they are on the cache's file system, since a link costs nothing; ``folder`` must not be written again.
     """
     blobs = home() / "cache" / "blobs"
-    blobs.mkdir(parents=True, exist_ok=True)
     for entry in artifact.files:
         with contextlib.suppress(OSError):
+            blobs.mkdir(parents=True, exist_ok=True)
             (folder / entry["path"]).chmod(0o444)
             os.link(folder / entry["path"], blobs / entry["sha256"])
 
@@ -130,16 +130,24 @@ def _make_room(root: Path, incoming: int) -> None:
     blobs = root / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
     (root / "views").mkdir(exist_ok=True)
-    held = sum(path.stat().st_size for path in blobs.iterdir())
-    views = sorted((path for path in (root / "views").iterdir()), key=lambda path: path.stat().st_mtime)
-    for view in views:
+    held = sum(status.st_size for _, status in _listing(blobs))
+    views = sorted(_listing(root / "views"), key=lambda entry: entry[1].st_mtime)
+    for view, _ in views:
         if held + incoming <= limit:
             break
         if _is_held(root, view.name):
             continue
         shutil.rmtree(view, ignore_errors=True)
-        for blob in list(blobs.iterdir()):
-            status = blob.stat()
+        for blob, status in _listing(blobs):
             if status.st_nlink == 1:
-                blob.unlink()
+                blob.unlink(missing_ok=True)
                 held -= status.st_size
+
+
+def _listing(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    """List a folder that other processes change: what is gone before it is looked at is left out."""
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path, path.stat()))
+    return found
