@@ -9,6 +9,7 @@ import errno
 import fcntl
 import functools
 import os
+import re
 import shutil
 import time
 import uuid
@@ -229,6 +230,7 @@ class Store:
             endpoint = (
                 os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "the default AWS one"
             )
+            endpoint = re.sub(r"//[^/@]*@", "//", endpoint)  # a password in an address stays out of logs
             return TransientError(f"{where}: no answer from endpoint {endpoint}; is it up? (qdflash store up)")
         if "NoCredentialsError" in names:
             return UserError(

@@ -185,7 +185,7 @@ def test_connections_are_swallowed(monkeypatch: pytest.MonkeyPatch, s3: dict[str
 def _expect_unreachable(monkeypatch: pytest.MonkeyPatch, s3: dict[str, str], port: int) -> None:
     for name, value in s3.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://someone:secret@127.0.0.1:{port}")
     start = time.monotonic()
     with pytest.raises(TransientError, match=f"no answer from endpoint http://127.0.0.1:{port}"):
         Store("s3://qdflash/x").read("a")
