@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,19 @@ def find(store: Store, text: str) -> Artifact:
         many = f"{len(found)} artifacts begin so; give more digits" if found else "no such artifact"
         raise UserError(f"artifact {text}: {many} (qdflash artifacts list)")
     return found[0]
+
+
+def locate(text: str, connect: Callable[[], Store]) -> tuple[Store, str, str]:
+    """Return where ``text`` points, whether or not its manifest can be read: a damaged one has to be removable."""
+    if "://" in text or text.startswith(("/", ".")):
+        url, stage, digest = split_uri(text)
+        store = Store(url)
+    else:
+        store, (stage, _, digest) = connect(), text.rpartition("/")
+    if stage in STAGES and len(digest) == 64 and store.size(f"{stage}/{digest}/{MANIFEST}") is not None:
+        return store, stage, digest
+    found = find(store, text)
+    return found.store, found.stage, found.digest
 
 
 def row(artifact: Artifact) -> dict[str, Any]:

@@ -35,6 +35,9 @@ def list_(
     if json:
         print(artifacts.as_json(rows))
         return
+    if not rows:
+        print("nothing is committed yet (qdflash run RECIPE)", file=sys.stderr)
+        return
     table = Table(box=None)
     for column in ("stage", "digest", "committed"):
         table.add_column(column, no_wrap=True)
@@ -79,8 +82,10 @@ def verify_(
     for fault in faults:
         print(fault, file=sys.stderr)
     if faults:
-        raise UserError(f"{len(faults)} damaged files; remove the artifacts (qdflash artifacts rm) and run again")
-    print(f"{len(chosen)} artifacts are whole")
+        raise UserError(
+            f"{_count(len(faults), 'damaged file')}; remove the artifacts (qdflash artifacts rm) and run again"
+        )
+    print(f"{_count(len(chosen), 'artifact')}: every byte is as committed")
 
 
 @app.command(
@@ -100,9 +105,9 @@ def export(
 @app.command(epilog="Example: qdflash artifacts rm 3fa9")
 def rm(artifact: Name, store_url: StoreUrl = None) -> None:
     """Remove an artifact; the next run makes it again."""
-    found = artifacts.find(connect(store_url), artifact)
-    remove(found.store, found.stage, found.digest)
-    print(f"removed {found.uri}")
+    store, stage, digest = artifacts.locate(artifact, lambda: connect(store_url))
+    remove(store, stage, digest)
+    print(f"removed {store.uri(f'{stage}/{digest}')}")
 
 
 @app.command(epilog="Examples: qdflash artifacts gc --- qdflash artifacts gc --keep smol --delete")
@@ -131,4 +136,8 @@ def gc(
         return
     for one in found:
         print(f"{'removed' if delete else 'would remove'} {store.uri(one.key)}: {one.why}")
-    print(f"{len(found)} things" + ("" if delete or not found else "; --delete removes them"))
+    print(_count(len(found), "thing") + ("" if delete or not found else "; --delete removes what is listed"))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from components.contract.errors import TRANSIENT, USER, StageError, one_line
+from components.contract.errors import TRANSIENT, USER, StageError, UserError, of_machine, one_line
 from pipelines import seaweed
 from pipelines.artifacts_cli import app as artifacts_app
 from pipelines.connect import connect
@@ -25,7 +25,11 @@ store_app = typer.Typer(no_args_is_help=True, help="The local S3 server (Seaweed
 app.add_typer(store_app, name="store")
 app.add_typer(artifacts_app, name="artifacts")
 
-RecipeName = Annotated[str, typer.Argument(help="A recipe file, or the name of one that comes with qdflash")]
+SHIPPED = {path.stem: path for path in sorted(Path(__file__).with_name("recipes").glob("*.yaml"))}
+
+RecipeName = Annotated[
+    str, typer.Argument(help=f"A recipe file, or one that comes with qdflash: {', '.join(SHIPPED)}")
+]
 StoreUrl = Annotated[
     str | None,
     typer.Option("--store", help="s3://bucket/prefix or a folder; else QDFLASH_STORE, else the local server"),
@@ -41,8 +45,14 @@ Start = Annotated[
 
 def recipe_at(text: str, overrides: list[str] | None = None) -> Recipe:
     """Load a recipe from a path, or by name from those that come with the package."""
-    shipped = Path(__file__).with_name("recipes") / f"{text}.yaml"
-    return load_recipe(shipped if shipped.is_file() and not Path(text).is_file() else text, overrides or [])
+    path = Path(text)
+    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
+        if text not in SHIPPED:
+            raise UserError(
+                f"recipe {text}: no such file, and none of those that come with qdflash ({', '.join(SHIPPED)})"
+            )
+        path = SHIPPED[text]
+    return load_recipe(path, overrides or [])
 
 
 @app.command(
@@ -93,7 +103,7 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON")] = False,
     store_url: StoreUrl = None,
 ) -> None:
-    """Say what would run, and why, before anything starts."""
+    """Say what would run, and why, before anything starts; exit 2 when a task is blocked."""
     from pipelines.artifacts import as_json
 
     made = _plan(recipe, overrides, store_url, only, start)
@@ -101,6 +111,7 @@ def plan(
         print(as_json(made.to_json()))
     else:
         Console().print(render_table(made))
+    raise typer.Exit(USER if any(task.state == "blocked" for task in made.tasks) else 0)
 
 
 @app.command(
@@ -115,16 +126,22 @@ def compile_(
     """Render a recipe as a Kubeflow pipeline."""
     from pipelines.kubeflow import compile_plan
 
+    if not store_url and not os.environ.get("QDFLASH_STORE"):
+        raise UserError("compile: pods cannot reach the local store; give --store s3://bucket/prefix or QDFLASH_STORE")
     compile_plan(_plan(recipe, overrides, store_url), output)
     print(output)
 
 
-@app.command(epilog="Examples: qdflash serve smol --- qdflash serve ./bundle --profile a10g --port 8080")
+@app.command(
+    epilog="Examples: qdflash serve smol --- qdflash serve smol --set gptq.damping=0.05 --- "
+    "qdflash serve ./bundle --profile a10g --port 8080"
+)
 def serve(
     bundle: Annotated[str, typer.Argument(help="A bundle's folder, an artifact (address or digest), or a recipe")],
     profile: Annotated[str, typer.Option(help="Which profile of the bundle's serving.yaml")] = "cpu",
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1")] = 8000,
     draft: Annotated[bool, typer.Option(help="Serve with the drafter, or the target alone")] = True,
+    overrides: Overrides = None,
     store_url: StoreUrl = None,
 ) -> None:
     """Serve a bundle with vLLM's OpenAI server on loopback."""
@@ -132,11 +149,10 @@ def serve(
 
     folder = Path(bundle)
     if not folder.is_dir():
-        is_recipe = (
-            folder.suffix in (".yaml", ".yml")
-            or Path(__file__).with_name("recipes").joinpath(f"{bundle}.yaml").is_file()
-        )
-        folder = bundle_folder(connect(store_url), bundle, recipe_at(bundle) if is_recipe else None)
+        is_recipe = folder.suffix in (".yaml", ".yml") or bundle in SHIPPED
+        if overrides and not is_recipe:
+            raise UserError(f"--set: {bundle} is no recipe; an artifact's knobs are fixed")
+        folder = bundle_folder(connect(store_url), bundle, recipe_at(bundle, overrides) if is_recipe else None)
     argv, environment = command(folder, profile, port, draft)
     print(f"http://127.0.0.1:{port}/v1 serves {folder}", flush=True)
     os.execve(argv[0], argv, environment)
@@ -201,10 +217,16 @@ def _plan(
 def main() -> None:
     """Run the command; our errors are one line on stderr and an exit code (see components.contract.errors)."""
     try:
-        app()
+        app(prog_name="qdflash")
     except StageError as error:
         print(f"qdflash: {one_line(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        fault = of_machine(error)
+        if fault is None:
+            raise
+        print(f"qdflash: {one_line(fault)}", file=sys.stderr)
+        sys.exit(fault.exit_code)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from types import FrameType
 from components.contract.errors import BUG, DONE, TRANSIENT, UserError
 from components.contract.stage import load
 from components.store import cache
+from components.store.artifact import read_manifest
 from components.store.backend import Store
 from pipelines import guard
 from pipelines.interpreters import environment, interpreter
@@ -64,6 +65,9 @@ class Engine:
                     time.sleep(TICK_SECONDS)
             finally:
                 self._end_all()
+                for state in self.progress.values():
+                    if state.state == "waiting":
+                        state.end("not run")
         return self._exit_code()
 
     def _waiting(self) -> bool:
@@ -96,7 +100,7 @@ class Engine:
     def _start(self, task: PlannedTask) -> None:
         store = Store(self.plan.store)
         for path, key in task.files_to_upload:
-            if store.size(key) is None:
+            if store.size(key) != path.stat().st_size:  # none, or a damaged one
                 store.upload(path, key)
         state = self.progress[task.name]
         state.start()
@@ -125,7 +129,7 @@ class Engine:
             if code is None:
                 continue
             del self._running[name]
-            if code == DONE:
+            if code == DONE or self._killed_after_commit(name, code):
                 state.end("done")
             elif code == TRANSIENT and state.attempts <= RETRIES and not self._stopping:
                 state.wait_for_retry()
@@ -133,6 +137,13 @@ class Engine:
             else:
                 self._failed(state, code)
             self._display.line(state)
+
+    def _killed_after_commit(self, name: str, code: int) -> bool:
+        task = self._tasks[name]
+        module = load(task.stage)
+        if 0 <= code <= 128 or hasattr(module, "check") or not getattr(module, "MEMOISED", True):
+            return False  # not killed, or its exit code would have been the answer
+        return read_manifest(Store(self.plan.store), task.stage, task.digest) is not None
 
     def _failed(self, state: Progress, code: int) -> None:
         if code < 0:  # the guard itself was killed

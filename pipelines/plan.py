@@ -15,7 +15,7 @@ from rich.table import Table
 from components.contract.context import FILES
 from components.contract.digest import file_sha256
 from components.contract.errors import UserError
-from components.contract.invocation import invocation
+from components.contract.invocation import Invocation, invocation
 from components.contract.stage import load
 from components.store.artifact import read_manifest
 from components.store.backend import Store
@@ -89,26 +89,31 @@ def make_plan(recipe: Recipe, store: Store, selection: Selection | None = None) 
     """
     tasks = build(recipe)
     selected = _selected(tasks, selection or Selection())
-    salts, history = read_salts(recipe, store), History(store)
+    salts = read_salts(recipe, store)
+    calls: dict[str, _Call] = {}
+    for task in tasks:
+        calls[task.name] = _call(task, store, calls, salts.get(task.name))
+    history = History(store, {call.invocation.digest for call in calls.values()})
     planned: dict[str, PlannedTask] = {}
     for task in tasks:
-        planned[task.name] = _plan_task(task, recipe, store, planned, task.name in selected, salts, history)
+        planned[task.name] = _plan_task(task, calls[task.name], recipe, store, planned, task.name in selected, history)
     return Plan(recipe.name, store.url, tuple(planned.values()), recipe.cluster)
 
 
-def _plan_task(
-    task: Task,
-    recipe: Recipe,
-    store: Store,
-    before: dict[str, PlannedTask],
-    selected: bool,
-    salts: dict[str, str],
-    history: History,
-) -> PlannedTask:
-    """Plan one task, given those it reads."""
-    module = load(task.stage)
+@dataclass(frozen=True)
+class _Call:
+    """How a task is called: its inputs' addresses by port, the tasks it reads, and files to upload with their keys."""
+
+    invocation: Invocation
+    uris: dict[str, list[str]]
+    reads: tuple[str, ...]
+    uploads: dict[Path, str]
+    salt: str | None
+
+
+def _call(task: Task, store: Store, before: dict[str, _Call], salt: str | None) -> _Call:
     uris: dict[str, list[str]] = {}
-    reads: dict[str, str] = {}
+    reads: list[str] = []
     uploads: dict[Path, str] = {}
     for port, sources in task.inputs.items():
         for source in sources:
@@ -117,25 +122,39 @@ def _plan_task(
                 uploads[source.path] = f"{FILES}/{sha256}/{source.path.name}"
                 uri = store.uri(uploads[source.path])
             else:
-                uri = before[source].uri
-                reads[uri] = source
+                uri = before[source].invocation.uri
+                reads.append(source)
             uris.setdefault(port, []).append(uri)
-    salt = salts.get(task.name)
-    call = invocation(task.stage, store.url, task.config, uris, salt)
+    called = invocation(task.stage, store.url, task.config, uris, salt)
+    return _Call(called, uris, tuple(dict.fromkeys(reads)), uploads, salt)
+
+
+def _plan_task(
+    task: Task,
+    called: _Call,
+    recipe: Recipe,
+    store: Store,
+    before: dict[str, PlannedTask],
+    selected: bool,
+    history: History,
+) -> PlannedTask:
+    """Plan one task, given those it reads."""
+    module, call = load(task.stage), called.invocation
     memoised = getattr(module, "MEMOISED", True)
-    sources_before = [before[name] for name in dict.fromkeys(reads.values())]
+    sources_before = [before[name] for name in called.reads]
     state: State
     if memoised and read_manifest(store, task.stage, call.digest):
         state, why = "cached", "committed"
     elif not selected:
         state, why = "skipped", "not selected, not committed"
-    elif obstacle := _obstacle(list(uploads), sources_before):
+    elif obstacle := _obstacle(list(called.uploads), sources_before):
         state, why = "blocked", obstacle
     elif not memoised:
         state, why = "run", "runs every time"
     else:
         running = {one.uri: one.name for one in sources_before if one.state == "run"}
-        state, why = "run", history.explain(task.stage, module.VERSION, task.config, uris, salt, running)
+        state = "run"
+        why = history.explain(task.stage, module.VERSION, task.config, called.uris, called.salt, running)
     resources = recipe.resources[task.name]
     return PlannedTask(
         name=task.name,
@@ -150,7 +169,7 @@ def _plan_task(
         uri=call.uri,
         state=state,
         why=why,
-        files_to_upload=tuple(uploads.items()),
+        files_to_upload=tuple(called.uploads.items()),
     )
 
 
@@ -196,7 +215,13 @@ def _expand(tasks: list[Task], names: Iterable[str]) -> set[str]:
 def read_salts(recipe: Recipe, store: Store) -> dict[str, str]:
     """Return the salts of forced tasks, by task name."""
     data = store.read(_salts_key(recipe))
-    return json.loads(data) if data else {}
+    try:
+        salts = json.loads(data) if data else {}
+        if not isinstance(salts, dict):
+            raise ValueError
+    except ValueError as error:
+        raise UserError(f"{store.uri(_salts_key(recipe))}: not readable; remove it, then --force anew") from error
+    return salts
 
 
 def force(recipe: Recipe, store: Store, names: Iterable[str]) -> None:
@@ -224,7 +249,7 @@ def render_table(plan: Plan) -> Table:
     table = Table(title=f"{plan.recipe} on {plan.store}", title_justify="left")
     for column in ("task", "role", "digest", "state"):
         table.add_column(column, no_wrap=True)
-    table.add_column("why")
+    table.add_column("why", overflow="fold")
     table.add_column("cpu", justify="right")
     table.add_column("GB", justify="right")
     for task in plan.tasks:

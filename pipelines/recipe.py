@@ -146,7 +146,7 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except OSError as error:
         raise UserError(f"recipe {path}: {error.strerror or error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"recipe {path}: not YAML: {error}") from error
     if not isinstance(data, dict):
         raise UserError(f"recipe {path}: expected a mapping of sections")
@@ -154,6 +154,8 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         _override(data, override)
     try:
         return _resolve(data, path)
+    except RecursionError as error:
+        raise UserError(f"recipe {path}: a section contains itself") from error
     except _Faults as faults:
         raise UserError(f"recipe {path}: {faults}") from faults
 
@@ -189,7 +191,7 @@ def _override(data: dict[str, Any], override: str) -> None:
             raise UserError(f"--set {override}: {parent} holds a value, not fields")
     try:
         data[field] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"--set {override}: the value is not YAML") from error
 
 
@@ -204,11 +206,14 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
             faults.extend(explain(error, name, model))
             return None
 
-    faults.extend(_unknown(name, name, SECTIONS) for name in data if name not in SECTIONS)
+    faults.extend(_unknown(str(name), str(name), SECTIONS) for name in data if name not in SECTIONS)
     if not isinstance(data.get("name"), str) or not re.fullmatch(NAME, data["name"]):
         faults.append(f"name: must match {NAME}; it names the recipe in the store and in reports")
     if "int4" in data and "ptq" in data:
         faults.append("int4, ptq: give one of the two, an INT4 checkpoint or how to make one")
+    faults.extend(
+        f"{name}: expected a mapping of fields" for name in SHARED if not isinstance(data.get(name) or {}, dict)
+    )
     template = section(Template, "template", data.get("template"))
     files = section(Files, "files", data.get("files"))
     cluster = section(Cluster, "cluster", data.get("cluster"))
@@ -219,7 +224,7 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
         given = data.get(task)
         if task in SHARED.get(stage, ()):
             given = _merge(data.get(stage) or {}, given or {})
-        ours = filled(task, tasks, template or Template())
+        ours = filled(task, tasks, template or Template(), cluster or Cluster())
         if isinstance(given or {}, dict):
             faults.extend(f"{task}.{name}: {_OURS.get(name, _FILLED)}" for name in ours if name in (given or {}))
             given = {**(given or {}), **ours}
@@ -248,10 +253,12 @@ def _prompt_sources(configs: dict[str, Any], files: Files) -> list[str]:
     return faults
 
 
-def filled(task: str, tasks: Iterable[str], template: Template) -> dict[str, Any]:
+def filled(task: str, tasks: Iterable[str], template: Template, cluster: Cluster) -> dict[str, Any]:
     """Return the config fields that the pipeline gives to a task; its own section may not."""
     config = load(TASKS[task]).Config
     fields: dict[str, Any] = {"template": template} if "template" in config.model_fields else {}
+    if task == "deploy" and cluster.images.vllm:
+        fields["image"] = cluster.images.vllm
     if task == "gate":
         fields["names"] = [*MEASUREMENTS, *EVIDENCE]
     if task == "report":

@@ -106,16 +106,23 @@ python -m components.{stage} --config '{{…}}' {bindings + " " if bindings else
 
 ## Knobs
 
-{_summary(module.Config)} Fields marked *runtime* change how fast the stage runs, never what it writes; they stay out
-of the digest.
+{_summary(module.Config)}{_RUNTIME if _has_runtime(module.Config) else ""}
 
 {_tables(module.Config)}
 """
 
 
+_RUNTIME = """ Fields marked *runtime* change how fast the stage runs, never what it writes; they stay out
+of the digest."""
+
+
+def _has_runtime(model: type[BaseModel]) -> bool:
+    return any(_is_runtime(field) for one in (model, *_nested(model)) for field in one.model_fields.values())
+
+
 def _filled(stage: str) -> set[str]:
     """Return the fields of a stage's config that a recipe may not give."""
-    return {name for task, of in TASKS.items() if of == stage for name in filled(task, TASKS, Template())}
+    return {name for task, of in TASKS.items() if of == stage for name in filled(task, TASKS, Template(), Cluster())}
 
 
 def _arity(port: Port) -> str:
@@ -188,10 +195,13 @@ def _default(field: FieldInfo) -> str:
     return f"`{_cell(json.dumps(to_jsonable_python(value), ensure_ascii=False))}`"
 
 
-def _description(field: FieldInfo) -> str:
+def _is_runtime(field: FieldInfo) -> bool:
     extra = field.json_schema_extra
-    runtime = isinstance(extra, dict) and extra.get("runtime")
-    return _cell(field.description or "") + (" (*runtime*)" if runtime else "")
+    return isinstance(extra, dict) and bool(extra.get("runtime"))
+
+
+def _description(field: FieldInfo) -> str:
+    return _cell(field.description or "") + (" (*runtime*)" if _is_runtime(field) else "")
 
 
 def _summary(model: type[BaseModel]) -> str:

@@ -232,6 +232,8 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise UserError(f"{path}: not readable; restore it, or stop the server (pid in ps) and remove it") from error
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

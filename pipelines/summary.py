@@ -24,8 +24,8 @@ def show(console: Console, plan: Plan, store: Store, progress: dict[str, Progres
     if measured:
         console.print(_measurements({label: artifact.metrics for label, artifact in measured.items() if artifact}))
         console.print(
-            "Every figure with its 95 % interval and n. On a CPU speculation is slower: a verification of several "
-            "tokens costs about as much as decoding them one by one; its speed shows on a GPU.",
+            "Every figure with its 95 % interval and n. On a CPU speculation is slower: drafting and verifying "
+            "a block costs more than the tokens that it saves. Its speed shows on a GPU, where a step waits for weights.",
             style="dim",
         )
     for task in plan.tasks:

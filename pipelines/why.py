@@ -13,10 +13,14 @@ _SHOWN = 3
 
 
 class History:
-    """The committed manifests of a store, read once per stage."""
+    """The committed manifests of a store, read once per stage.
 
-    def __init__(self, store: Store) -> None:
+    ``current`` are the digests of the recipe's own tasks: what another task of it is says nothing about this one.
+    """
+
+    def __init__(self, store: Store, current: set[str]) -> None:
         self._store = store
+        self._current = current
         self._manifests: dict[str, list[dict[str, Any]]] = {}
 
     def explain(
@@ -45,7 +49,8 @@ class History:
     def _of(self, stage: str) -> list[dict[str, Any]]:
         """Return the stage's manifests, newest first."""
         if stage not in self._manifests:
-            found = (read_manifest(self._store, stage, digest) for digest in self._store.folders(stage))
+            digests = [digest for digest in self._store.folders(stage) if digest not in self._current]
+            found = (read_manifest(self._store, stage, digest) for digest in digests)
             manifests = [artifact.manifest for artifact in found if artifact]
             self._manifests[stage] = sorted(manifests, key=lambda manifest: -manifest["started"])
         return self._manifests[stage]

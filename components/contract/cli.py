@@ -19,6 +19,8 @@ from types import FrameType
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from components.contract import errors
 from components.contract.context import Input, Inputs, Output
@@ -65,8 +67,8 @@ def main(stage: str, argv: list[str] | None = None) -> int:
         log.event("failed", error="interrupted; run again to continue")
         return errors.TRANSIENT
     except OSError as error:
-        if error.errno == 28:
-            log.event("failed", error=f"disk full: {error}; free space and run again")
+        if (fault := errors.of_machine(error)) is not None:
+            log.event("failed", error=errors.one_line(fault))
             return errors.USER
         return _bug(log, error)
     except Exception as error:
@@ -119,7 +121,7 @@ def parse_config(module: Stage, text: str) -> StageConfig:
         data = Store(folder or ".").read(name)
         if data is None:
             raise UserError(f"--config {text}: no such file")
-        text = data.decode()
+        text = data.decode(errors="replace")
     try:
         return module.Config.model_validate_json(text)
     except ValidationError as error:
@@ -177,7 +179,7 @@ def _parser(stage: str, module: Stage) -> argparse.ArgumentParser:
         f"  {name:<15} {port.doc}{' (optional)' if port.optional else ''}{' (repeatable)' if port.many else ''}"
         for name, port in module.INPUTS.items()
     )
-    fields = "\n".join(f"  {name:<23} {field.description or ''}" for name, field in module.Config.model_fields.items())
+    fields = "\n".join(f"  {name:<23} {_field_help(field)}" for name, field in module.Config.model_fields.items())
     parser = argparse.ArgumentParser(
         prog=f"python -m components.{stage}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -195,6 +197,17 @@ def _parser(stage: str, module: Stage) -> argparse.ArgumentParser:
         help="KFP's output artifact: where to write a copy of the manifest, and the address KFP gives it",
     )
     return parser
+
+
+def _field_help(field: FieldInfo) -> str:
+    kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
+    kind = kind.replace("typing.", "")
+    default = (
+        "required"
+        if field.is_required()
+        else f"default {json.dumps(to_jsonable_python(field.get_default(call_default_factory=True)))}"
+    )
+    return f"{field.description or ''} ({kind}, {default})"
 
 
 def _bind(module: Stage, pairs: list[str]) -> Inputs:

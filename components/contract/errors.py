@@ -1,5 +1,6 @@
 """The failures a stage can end with, each with the exit code that retry policies read."""
 
+import errno
 import re
 
 DONE = 0
@@ -43,6 +44,17 @@ def one_line(error: BaseException, limit: int = 600) -> str:
     if not isinstance(error, StageError):
         text = f"{type(error).__name__}: {text}"
     return text[:limit]
+
+
+def of_machine(error: OSError) -> UserError | None:
+    """Say what the user can change about a refused file operation, or None when it is a bug of ours."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(f"disk full: {error}; free space and run again")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return UserError(f"not writable or not readable: {error}; correct its rights or choose another place")
+    if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
+        return UserError(f"{error}; remove what is in the way or choose another path")
+    return None
 
 
 def is_shortage(text: str) -> bool:

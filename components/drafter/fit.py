@@ -165,4 +165,4 @@ def _new(
 
 
 def _interval(score: dict[str, Any]) -> dict[str, float]:
-    return {key: round(score[key], 5) for key in ("value", "low", "high")}
+    return {key: round(score[key], 5) for key in ("value", "low", "high")} | {"n": score["chats"]}

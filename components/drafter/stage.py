@@ -10,7 +10,7 @@ from components.contract.digest import StageConfig, runtime
 from components.contract.stage import Port
 
 ROLE = "train"
-VERSION = 2
+VERSION = 3
 INPUTS = {
     "target": Port("the model folder the drafter drafts for, dense or W4A16"),
     "chats": Port("chats that this target answered (regen)"),

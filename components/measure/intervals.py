@@ -61,4 +61,6 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     spread = Z * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
     centre = share + Z * Z / (2 * count)
     scale = 1 + Z * Z / count
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    low = (centre - spread) / scale if share > 0 else 0.0  # exactly: the difference would leave a rounding error
+    high = (centre + spread) / scale if share < 1 else 1.0
+    return low, high

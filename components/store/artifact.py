@@ -54,10 +54,13 @@ def read_manifest(store: Store, stage: str, digest: str) -> Artifact | None:
         return None
     try:
         manifest = json.loads(data)
-        PurePosixPath(manifest["attempt"])
+        names = [manifest["attempt"], *(entry["path"] for entry in manifest["files"])]
+        if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
+            raise ValueError("leaves its folder")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"artifact {store.uri(f'{stage}/{digest}')}: its manifest is not readable; remove it and run again"
+            f"artifact {store.uri(f'{stage}/{digest}')}: its manifest is not readable; remove it "
+            f"(qdflash artifacts rm {stage}/{digest}) and run again"
         ) from error
     return Artifact(store, stage, digest, manifest)
 

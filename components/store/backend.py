@@ -42,6 +42,8 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
+        if not self.url or self.url in ("s3:", "file:"):
+            raise UserError(f"store {url}: names no bucket or folder")
         self.is_local = "://" not in self.url or self.url.startswith("file://")
         if self.is_local:
             self.root = str(Path(self.url.removeprefix("file://")).absolute())
@@ -232,6 +234,16 @@ class Store:
             )
             endpoint = re.sub(r"//[^/@]*@", "//", endpoint)  # a password in an address stays out of logs
             return TransientError(f"{where}: no answer from endpoint {endpoint}; is it up? (qdflash store up)")
+        if names & {
+            "ProfileNotFound",
+            "PartialCredentialsError",
+            "ConfigParseError",
+            "ParamValidationError",
+            "SSLError",
+        } or (not self.is_local and isinstance(error, ValueError)):
+            return UserError(f"{where}: {_first_line(error)}; correct the address or the AWS_* settings")
+        if isinstance(error, OSError) and error.errno == errno.EROFS:
+            return UserError(f"{where}: read-only; choose another store")
         if "NoCredentialsError" in names:
             return UserError(
                 f"{where}: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile"

@@ -10,12 +10,19 @@ import hashlib
 import json
 import os
 import shutil
+import stat
+import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from components.contract.digest import file_sha256
-from components.contract.errors import UserError
+from components.contract.errors import TransientError, UserError
 from components.store.artifact import Artifact
+
+_SEALED_NS = 10**9
+_TRIES = 50
+_DOWNLOAD_SECONDS = 3600.0
 
 
 def home() -> Path:
@@ -33,8 +40,10 @@ def fetch(artifact: Artifact) -> Path:
     view = root / "views" / name
     _hold(root, name)
     if view.exists():
-        os.utime(view)
-        return view
+        if all(_intact(view / entry["path"], entry) for entry in artifact.files):
+            os.utime(view)
+            return view
+        _discard(view)
     _make_room(root, sum(entry["size"] for entry in artifact.files))
     building = view.with_name(f".{name}-{uuid.uuid4().hex[:8]}")
     try:
@@ -60,9 +69,9 @@ def keep(artifact: Artifact, folder: Path) -> None:
     """
     blobs = home() / "cache" / "blobs"
     for entry in artifact.files:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # committed already: a damaged or full cache costs a download, no more
             blobs.mkdir(parents=True, exist_ok=True)
-            (folder / entry["path"]).chmod(0o444)
+            _seal(folder / entry["path"])
             os.link(folder / entry["path"], blobs / entry["sha256"])
 
 
@@ -71,6 +80,7 @@ def fetch_file(artifact: Artifact, path: str) -> Path:
     for entry in artifact.files:
         if entry["path"] == path:
             root = home() / "cache"
+            _hold(root, entry["sha256"])
             _make_room(root, entry["size"])
             return _blob(root, artifact, entry)
     raise UserError(f"artifact {artifact.uri}: has no file {path}")
@@ -84,29 +94,61 @@ def _hold(root: Path, name: str) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
-def _is_held(root: Path, name: str) -> bool:
+@contextlib.contextmanager
+def _unheld(root: Path, name: str) -> Iterator[bool]:
+    """Yield whether no process holds ``name``; none can begin to until the block ends."""
     path = root / "locks" / name
-    try:
-        with path.open("r+") as lock:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def _link(root: Path, artifact: Artifact, entry: dict, target: Path) -> None:
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):  # evicted by another process between its download and this link
+            os.link(_blob(root, artifact, entry), target)
+            return
+    raise TransientError(
+        f"cache {root}: {entry['path']} was evicted {_TRIES} times; raise QDFLASH_CACHE_GB or try again"
+    )
+
+
+def _seal(path: Path) -> None:
+    """Give a verified file the one modification time that a later write, through whichever link, would change."""
+    path.chmod(0o444)
+    os.utime(path, ns=(_SEALED_NS, _SEALED_NS))
+
+
+def _intact(path: Path, entry: dict) -> bool:
+    """Say whether a cached file is there, whole, and not written since it was verified."""
     try:
-        os.link(_blob(root, artifact, entry), target)
-    except FileNotFoundError:  # evicted by another process between its download and this link
-        os.link(_blob(root, artifact, entry), target)
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == entry["size"] and status.st_mtime_ns == _SEALED_NS
+
+
+def _discard(path: Path) -> None:
+    """Take a view or a blob away whole: nobody finds half of it."""
+    aside = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, aside)
+        if aside.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.unlink()
 
 
 def _blob(root: Path, artifact: Artifact, entry: dict) -> Path:
     blob = root / "blobs" / entry["sha256"]
-    if blob.exists() and blob.stat().st_size == entry["size"]:
+    if _intact(blob, entry):
         return blob
+    _discard(blob)
     key = artifact.key(entry["path"])
     temporary = blob.with_name(f".{blob.name}-{uuid.uuid4().hex[:8]}")
     try:
@@ -115,7 +157,7 @@ def _blob(root: Path, artifact: Artifact, entry: dict) -> Path:
         artifact.store.download(key, temporary)
         if temporary.stat().st_size != entry["size"] or file_sha256(temporary) != entry["sha256"]:
             raise UserError(f"artifact {artifact.uri}: file {entry['path']} is corrupted (sha256 differs); {_REMEDY}")
-        temporary.chmod(0o444)
+        _seal(temporary)
         os.replace(temporary, blob)
     finally:
         temporary.unlink(missing_ok=True)
@@ -126,28 +168,48 @@ _REMEDY = "see qdflash artifacts verify, then remove it (qdflash artifacts rm) a
 
 
 def _make_room(root: Path, incoming: int) -> None:
-    limit = float(os.environ.get("QDFLASH_CACHE_GB", "200")) * 1e9
+    """Evict blobs that no view has, then views, oldest first, until ``incoming`` bytes fit."""
     blobs = root / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
     (root / "views").mkdir(exist_ok=True)
-    held = sum(status.st_size for _, status in _listing(blobs))
-    views = sorted(_listing(root / "views"), key=lambda entry: entry[1].st_mtime)
-    for view, _ in views:
-        if held + incoming <= limit:
+    excess = sum(status.st_size for _, status in _entries(blobs)) + incoming - _limit()
+    if excess > 0:
+        excess -= _evict_unused(root)
+    for view, _ in sorted(_entries(root / "views"), key=lambda one: one[1].st_mtime):
+        if excess <= 0:
             break
-        if _is_held(root, view.name):
+        with _unheld(root, view.name.lstrip(".")[:64]) as free:
+            if free:
+                _discard(view)
+        if free:
+            excess -= _evict_unused(root)
+
+
+def _evict_unused(root: Path) -> int:
+    """Remove the blobs of no view and what killed downloads left; return how many bytes that freed."""
+    freed = 0
+    for blob, status in _entries(root / "blobs"):
+        if status.st_nlink > 1 or (blob.name.startswith(".") and time.time() - status.st_mtime < _DOWNLOAD_SECONDS):
             continue
-        shutil.rmtree(view, ignore_errors=True)
-        for blob, status in _listing(blobs):
-            if status.st_nlink == 1:
+        with _unheld(root, blob.name.lstrip(".")[:64]) as free:
+            if free:
                 blob.unlink(missing_ok=True)
-                held -= status.st_size
+                freed += status.st_size
+    return freed
 
 
-def _listing(folder: Path) -> list[tuple[Path, os.stat_result]]:
-    """List a folder that other processes change: what is gone before it is looked at is left out."""
+def _entries(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    """List a folder that other processes change meanwhile."""
     found = []
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):
             found.append((path, path.stat()))
     return found
+
+
+def _limit() -> float:
+    text = os.environ.get("QDFLASH_CACHE_GB", "200")
+    try:
+        return float(text) * 1e9
+    except ValueError as error:
+        raise UserError(f"QDFLASH_CACHE_GB={text}: expected a number of GB") from error

@@ -116,10 +116,13 @@ class Lease:
 
 def is_dead(data: bytes) -> bool:
     """Say whether a lease's holder is a process of this machine that is gone."""
-    holder = json.loads(data)
-    if holder["machine"] != _machine():
-        return False
-    return start_time(holder["pid"]) != holder["started"]
+    try:
+        holder = json.loads(data)
+        if holder["machine"] != _machine():
+            return False
+        return start_time(holder["pid"]) != holder["started"]
+    except (ValueError, KeyError, TypeError):
+        return True  # no holder can be read from it: leases are put whole, so nobody's write is under way
 
 
 def _machine() -> str:

@@ -31,15 +31,14 @@ def main() -> int:
         started = time.monotonic()
         codes.append(subprocess.run([QDFLASH, "run", "smol"], env=environment, check=False).returncode)
         rows.append(row(variant, "seconds", round(time.monotonic() - started, 1), "s", note=f"exit {codes[-1]}"))
-    manifests = {}
+    manifests, versions = {}, {}
     plan = json.loads(_output(environment, "plan", "smol", "--json"))
     for task in plan["tasks"]:
         if task["state"] == "cached":
-            manifests[task["name"]] = json.loads(_output(environment, "artifacts", "show", task["digest"], "--json"))
+            manifest = json.loads(_output(environment, "artifacts", "show", task["digest"], "--json"))
+            manifests[task["name"]] = manifest
+            versions |= {f"{task['role']}/{name}": found for name, found in manifest["versions"].items()}
     rows += _rows({name: manifest["metrics"] for name, manifest in manifests.items()})
-    versions = {
-        name: found for one in manifests.values() for name, found in one["versions"].items() if name != "python"
-    }
     write("end-to-end", ".venv/core/bin/python tests/benchmarks/end_to_end.py", versions, rows)
     subprocess.run([QDFLASH, "store", "down"], env=environment, check=True)
     return codes[0]
@@ -53,7 +52,7 @@ def _rows(metrics: dict[str, dict]) -> list[dict]:
     for stage in ("drafter_1", "drafter_2"):
         for kind, found in metrics.get(stage, {}).get("accept_length", {}).items():
             note = "teacher-forced on held-out sampled rows"
-            rows.append(_interval(f"{stage}: {kind}", "accept_length", found, "tokens", found.get("anchors", 1), note))
+            rows.append(_interval(f"{stage}: {kind}", "accept_length", found, "tokens", found["n"], note))
     for task, label in LABELS.items():
         measured = metrics.get(task, {})
         if found := measured.get("acceptance_length"):

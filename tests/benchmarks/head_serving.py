@@ -170,7 +170,8 @@ def main() -> int:
         one(work, arguments.bits, arguments.draft)
     elif arguments.command == "compare":
         names = ("torch", "transformers", "compressed-tensors")
-        command = "python tests/benchmarks/head_serving.py make, serve, compare --model FOLDER --work FOLDER"
+        script = "python tests/benchmarks/head_serving.py $step --model FOLDER --work FOLDER"
+        command = f"for step in make serve compare; do {script}; done"
         study.write("head-serving", command, {name: version(name) for name in names}, compare(work))
     else:
         stages = qad_quality.Stages(work, arguments.model, qad_quality.SIZES[arguments.variant])

@@ -42,13 +42,24 @@ def test_list_show_and_verify(filled):
     assert {(row["stage"], row["uri"]) for row in listed} == {(name, one.uri) for name, one in made.items()}
     shown = qdflash("artifacts", "show", "aaaa", "--json", "--store", store.url)
     assert json.loads(shown.stdout) == made["pack"].manifest
-    assert "2 artifacts are whole" in qdflash("artifacts", "verify", "--store", store.url).stdout
+    assert "2 artifacts: every byte is as committed" in qdflash("artifacts", "verify", "--store", store.url).stdout
     store.write(made["pack"].key("weights.bin"), b"pack" * 999 + b"pacK")
     broken = qdflash("artifacts", "verify", "--store", store.url)
     assert broken.returncode == 2
     assert "weights.bin: sha256 differs" in broken.stderr
     assert qdflash("artifacts", "rm", "pack/aaaa", "--store", store.url).returncode == 0
     assert read_manifest(store, "pack", "a" * 64) is None
+
+
+@pytest.mark.parametrize("manifest", [b"", b'{"attempt": "x", "fi', b'{"attempt": "../../x", "files": []}', b"[1]"])
+def test_an_unreadable_manifest_is_named_and_can_be_removed(manifest: bytes, filled):
+    store, _ = filled
+    store.write(f"pack/{'a' * 64}/_manifest.json", manifest)
+    listed = qdflash("artifacts", "list", "--store", store.url)
+    assert listed.returncode == 2
+    assert f"pack/{'a' * 64}: its manifest is not readable; remove it (qdflash artifacts rm" in listed.stderr
+    assert qdflash("artifacts", "rm", f"pack/{'a' * 64}", "--store", store.url).returncode == 0
+    assert qdflash("artifacts", "list", "--store", store.url).returncode == 0
 
 
 def test_export(filled, tmp_path: Path):
@@ -83,7 +94,13 @@ def test_gc_finds_what_nobody_needs_and_only_that(filled):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("plan", "no-such-recipe", "--store", "x"), "recipe no-such-recipe"),
+        (
+            ("plan", "smoll", "--store", "x"),
+            "recipe smoll: no such file, and none of those that come with qdflash (qwen",
+        ),
+        (("plan", "none.yaml", "--store", "x"), "recipe none.yaml: No such file"),
+        (("compile", "tiny", "-o", "x.yaml"), "pods cannot reach the local store"),
+        (("serve", "ffff", "--set", "qad.steps=1", "--store", "x"), "--set: ffff is no recipe"),
         (("artifacts", "show", "ffff", "--store", "nowhere"), "artifact ffff: no such artifact"),
         (("artifacts", "list", "nostage", "--store", "nowhere"), "stage nostage: unknown"),
         (("artifacts", "list", "--store", "gs://b"), "only s3://bucket/prefix and folders"),

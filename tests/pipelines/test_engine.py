@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -240,3 +241,15 @@ def test_killing_the_task_or_its_guard_fails_the_run_and_the_next_one_continues(
     steps = [line for line in builder.probe.trace() if line.startswith("a ")]
     assert set(steps) == {f"a {step}" for step in range(4)}
     assert len(steps) <= 6
+
+
+def test_a_task_that_is_killed_when_it_has_committed_is_done(builder: Builder):
+    task = builder.add("a", steps=1)
+    then_die = (
+        "import os, runpy\n"
+        "try: runpy.run_module('probe', run_name='__main__')\n"
+        "except SystemExit: os.kill(os.getpid(), 9)\n"
+    )
+    builder.tasks["a"] = replace(task, argv=("-c", then_die, *task.argv[2:]))
+    code, states, _ = builder.run()
+    assert (code, states) == (0, {"a": "done"})

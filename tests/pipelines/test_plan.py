@@ -12,6 +12,7 @@ from rich.console import Console
 from components.contract.digest import digested
 from components.contract.errors import UserError
 from components.contract.stage import load
+from components.store.artifact import remove
 from components.store.backend import Store
 from pipelines.dag import LocalFile, build
 from pipelines.plan import Plan, Selection, force, make_plan, render_table, unforce
@@ -65,6 +66,19 @@ def test_an_empty_store_has_everything_to_run(store: Store) -> None:
 def test_committed_tasks_are_cached_and_deploy_never_is(store: Store, tmp_path: Path) -> None:
     commit_all(plan_of(store), store, tmp_path / "x")
     assert named(plan_of(store), "run") == {"deploy"}
+
+
+def test_another_task_of_the_same_stage_is_no_earlier_run(folder: Store, tmp_path: Path) -> None:
+    plan = plan_of(folder)
+    commit_all(plan, folder, tmp_path / "x")
+    remove(folder, "prompts", next(task.digest for task in plan.tasks if task.name == "prompts_a"))
+    assert why(plan_of(folder), "prompts_a") == "never run"
+
+
+def test_salts_that_cannot_be_read_are_named(folder: Store) -> None:
+    folder.write("_salts/tiny.json", b'{"qad": ')
+    with pytest.raises(UserError, match=r"_salts/tiny.json: not readable; remove it"):
+        plan_of(folder)
 
 
 def test_planning_writes_nothing(folder: Store) -> None:

@@ -49,6 +49,8 @@ def test_the_template_reaches_every_stage_that_has_one() -> None:
         ("resources.qda.cpu=1", "resources.qda: unknown field, did you mean qad?"),
         ("cluster.images.core=repo/core:latest", "cluster.images.core: String should match"),
         ("cluster.tasks.qda.gpus=1", "cluster.tasks.qda: unknown field, did you mean qad?"),
+        ("prompts=7", "prompts: expected a mapping of fields"),
+        ("measure=[1, 2]", "measure: expected a mapping of fields"),
         ("name=No Spaces", "name: must match"),
         ("int4={}", "int4, ptq: give one of the two"),
         ("prompts_a.dataset={id: a/b, revision: " + "a" * 40 + "}", "prompts_a.dataset, files.prompts_a: give one"),
@@ -71,7 +73,7 @@ def test_an_inherited_fault_is_reported_once() -> None:
     assert str(caught.value).count("seed") == 1
 
 
-@pytest.mark.parametrize("override", ["qad.steps", "=3", "qad.steps=[", "name.x=1"])
+@pytest.mark.parametrize("override", ["qad.steps", "=3", "qad.steps=[", "name.x=1", "qad.steps=2020-13-45"])
 def test_a_malformed_override_is_named(override: str) -> None:
     with pytest.raises(UserError, match="--set"):
         load_recipe(TINY, [override])
@@ -84,10 +86,12 @@ def test_a_section_given_twice_is_an_error(tmp_path: Path) -> None:
         load_recipe(recipe)
 
 
-@pytest.mark.parametrize("text", ["- a\n", "a: [\n", ""])
-def test_a_file_that_is_no_recipe(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "data", [b"- a\n", b"a: [\n", b"", b"\xff\xfe\x00", b"? [a]\n: 1\n", b"&a a: {b: *a}\n", b"x: &x [*x]\n"]
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, data: bytes) -> None:
     recipe = tmp_path / "x.yaml"
-    recipe.write_text(text)
+    recipe.write_bytes(data)
     with pytest.raises(UserError, match=r"x\.yaml"):
         load_recipe(recipe)
 

@@ -157,9 +157,25 @@ def test_missing_bucket(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch):
         store.create("a", b"1")
 
 
-def test_other_schemes_are_refused():
-    with pytest.raises(UserError, match=r"gs://b: only s3://bucket/prefix and folders"):
-        Store("gs://b")
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("gs://b", "gs://b: only s3://bucket/prefix and folders"),
+        ("/", "names no bucket or folder"),
+        ("s3://", "names no bucket or folder"),
+    ],
+)
+def test_what_is_no_store_is_refused(url: str, says: str):
+    with pytest.raises(UserError, match=says):
+        Store(url)
+
+
+def test_a_profile_that_is_not_there(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(UserError, match=r"nobody.*correct the address or the AWS_\* settings"):
+        Store("s3://qdflash/x").read("a")
 
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, s3: dict[str, str]):

@@ -1,7 +1,11 @@
-"""The cache, used by several processes at once."""
+"""The cache, used by several processes at once, and damaged under their hands."""
 
 import multiprocessing
 import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from components.store import cache
 from components.store.artifact import commit
@@ -10,7 +14,9 @@ from components.store.backend import Store
 FILES = 60
 
 
-def test_processes_that_fetch_at_once_do_not_trip_over_each_other(tmp_path, monkeypatch):
+@pytest.mark.parametrize("gigabytes", ["200", "0.0003"], ids=["roomy", "room for one or two of four"])
+def test_processes_that_fetch_at_once_do_not_trip_over_each_other(gigabytes, tmp_path, monkeypatch):
+    monkeypatch.setenv("QDFLASH_CACHE_GB", gigabytes)
     store, folder = Store(str(tmp_path / "store")), tmp_path / "folder"
     folder.mkdir()
     artifacts = []
@@ -32,3 +38,31 @@ def test_processes_that_fetch_at_once_do_not_trip_over_each_other(tmp_path, monk
 def fetch_all(artifacts):
     for artifact in artifacts:
         assert len(list(cache.fetch(artifact).iterdir())) == FILES
+
+
+def _overwrite(file: Path) -> None:
+    os.chmod(file, 0o600)
+    file.write_bytes(b"X" * file.stat().st_size)
+
+
+def _truncate(file: Path) -> None:
+    os.chmod(file, 0o600)
+    os.truncate(file, 3)
+
+
+@pytest.mark.parametrize("damage", [_overwrite, _truncate, Path.unlink])
+@pytest.mark.parametrize("where", ["views", "blobs"])
+def test_a_damaged_copy_is_fetched_again(
+    damage: Callable[[Path], None], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"the right bytes")
+    artifact = commit(Store(str(tmp_path / "store")), "probe", "0" * 64, folder, {"metrics": {}})[0]
+    cache.keep(artifact, folder)
+    assert (cache.fetch(artifact) / "file").read_bytes() == b"the right bytes"
+    [file] = [path for path in (tmp_path / "home" / "cache" / where).rglob("*") if path.is_file()]
+    damage(file)
+    assert (cache.fetch(artifact) / "file").read_bytes() == b"the right bytes"
+    assert cache.fetch_file(artifact, "file").read_bytes() == b"the right bytes"

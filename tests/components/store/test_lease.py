@@ -70,6 +70,14 @@ def test_a_lost_lease_is_noticed_and_not_given_back(store: Store, fast: None):
     assert json.loads(store.read(KEY) or b"")["host"] == "far"
 
 
+@pytest.mark.parametrize("text", [b"", b'{"owner": "o", "ho', b"[]", b"{}"])
+def test_a_lease_that_nobody_can_read_is_taken_over_at_once(store: Store, text: bytes):
+    store.write(KEY, text)
+    mine = Lease(store, KEY)
+    assert mine.acquire(never, lambda holder: None)
+    mine.release()
+
+
 def test_finished_work_needs_no_lease(store: Store):
     elsewhere(store)
     assert not Lease(store, KEY).acquire(lambda: True, lambda holder: None)
