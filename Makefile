@@ -15,7 +15,7 @@ ACCELERATOR ?= cpu
 export HF_HUB_OFFLINE ?= 1
 
 CORE := contract store prompts bundle gate deploy report
-TRAIN := chats checkpoint model ptq sequences qad select pack drafter gptq
+TRAIN := chats checkpoint model ptq sequences training qad select pack drafter gptq
 VLLM := serving regen measure
 core_tests := $(CORE:%=tests/components/%) tests/pipelines tests/images
 # minutes on one core, beside tests that mostly wait

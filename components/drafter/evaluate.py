@@ -15,7 +15,7 @@ from components.drafter import forward
 from components.drafter.blocks import lay_out, strided_anchors
 from components.drafter.data import Chat
 from components.drafter.features import Features
-from components.qad.parallel import Ranks
+from components.training.parallel import Ranks
 
 Draft = Callable[[int, Chat, torch.Tensor], torch.Tensor]
 RESAMPLES = 1000

@@ -17,8 +17,8 @@ from components.contract.errors import UserError
 from components.drafter import data, evaluate, features, model
 from components.drafter.stage import Config
 from components.drafter.train import Schedule, Trainer
-from components.qad.parallel import Ranks
 from components.store.work import Work
+from components.training.parallel import Ranks
 
 
 def fit(

@@ -87,7 +87,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     import torch
 
     from components.drafter.fit import fit
-    from components.qad.parallel import started
+    from components.training.parallel import started
 
     folders = {port: inputs[port].path for port in INPUTS if port in inputs}
     work = partial(fit, config, folders, output.scratch, output.work)

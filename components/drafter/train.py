@@ -18,9 +18,9 @@ from components.drafter.features import Features
 from components.drafter.loss import Kind, weight_sum, weighted_loss
 from components.drafter.model import trained_parameters
 from components.drafter.stage import Config
-from components.qad.parallel import Ranks, Shares
-from components.qad.state import Line, load_state, save_state
 from components.store.work import Work
+from components.training.parallel import Ranks, Shares
+from components.training.state import Line, load_state, save_state
 
 BEST = "best-"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from components.qad.state import Line
+from components.training.state import Line
 
 
 def write_curve(curve: list[Line], folder: Path) -> None:

@@ -70,8 +70,8 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Train, writing checkpoints and ``curve.jsonl``; return what it gained."""
     import torch
 
-    from components.qad.parallel import started
     from components.qad.train import train
+    from components.training.parallel import started
 
     teacher, student, sequences = (inputs[port].path for port in INPUTS)
     work = partial(train, config, teacher, student, sequences, output.scratch)

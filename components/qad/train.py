@@ -15,16 +15,17 @@ from torch import Tensor
 from components.checkpoint.load import load_model
 from components.contract.context import Output
 from components.contract.errors import StageError, UserError
+from components.qad.checkpoints import restore_checkpoints, save_checkpoint
 from components.qad.curve import write_curve
 from components.qad.evaluate import distance
 from components.qad.hidden import TeacherStates, head, states_of
 from components.qad.loss import forward_kl
 from components.qad.optimizer import adamw, batch_indices, learning_rate
-from components.qad.parallel import Ranks, Shares
 from components.qad.stage import Config
-from components.qad.state import Line, load_state, restore_checkpoints, save_checkpoint, save_state
 from components.qad.student import Student, check_pair
 from components.sequences.reader import Split, read_index, read_split
+from components.training.parallel import Ranks, Shares
+from components.training.state import Line, load_state, save_state
 
 
 def train(

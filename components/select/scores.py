@@ -11,11 +11,11 @@ from components.checkpoint.load import load_model, load_tokenizer
 from components.contract.context import Output
 from components.qad.evaluate import distance
 from components.qad.hidden import TeacherStates, head
-from components.qad.parallel import Ranks
 from components.qad.student import Student, check_pair
 from components.select.quality import Quality
 from components.select.stage import Config
 from components.sequences.reader import read_index, read_split
+from components.training.parallel import Ranks
 
 Score = dict[str, Any]
 

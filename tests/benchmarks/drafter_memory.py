@@ -33,6 +33,7 @@ from components.drafter.features import TargetFeatures, online, target_layer_ids
 from components.drafter.forward import block_hidden
 from components.drafter.stage import Config
 from components.drafter.train import Schedule, Trainer
+from components.training.parallel import Ranks
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # read when the GPU is first used
 MICRO_BATCHES = (4, 2, 1)
@@ -110,8 +111,8 @@ TOY = Size(
 class Bench:
     """A random target with its drafter and chats, and a trainer of each micro-batch over them."""
 
-    def __init__(self, size: Size, scratch: Path) -> None:
-        self.size, self.scratch, config = size, scratch, size.config
+    def __init__(self, size: Size, scratch: Path, ranks: Ranks = Ranks()) -> None:  # noqa: B008
+        self.size, self.scratch, self.ranks, config = size, scratch, ranks, size.config
         shape = Qwen3_5TextConfig(**size.target, tie_word_embeddings=True, max_position_embeddings=32768)
         torch.set_default_dtype(getattr(torch, config.dtype))
         torch.manual_seed(0)
@@ -140,7 +141,8 @@ class Bench:
     def trainer(self, micro_batch: int) -> Trainer:
         """Return a trainer whose optimizer holds no moments yet."""
         schedule = Schedule.of(self.size.config.model_copy(update={"micro_batch": micro_batch}))
-        return Trainer(self.drafter, self.chats, online(self.compute, self.chats), schedule, dict, self.scratch, None)
+        features = online(self.compute, self.chats)
+        return Trainer(self.drafter, self.chats, features, schedule, dict, self.scratch, None, self.ranks)
 
     def seconds(self, forward: Callable[[Tensor], object]) -> float:
         """Return what a forward of the target over every chat takes, the second time."""

@@ -1,9 +1,10 @@
 """Study ``qad-memory``: peak memory and speed of QAD at Qwen3.5-4B's true shapes on one GPU.
 
-``python tests/benchmarks/qad_memory.py`` on a GPU writes docs/results/qad-memory.*; ``--toy`` runs every line of it on
-a CPU at a toy size in seconds and writes nothing there. It needs bitsandbytes and fla-core beside the project's own
-packages, and starts with what GPU kernels compute, checked in seconds (``gpu_checks.py``, ``gdn.py``). Weights and
-tokens are random: neither memory nor time depends on their values. The variants take turns in one process:
+``python tests/benchmarks/qad_memory.py`` on a GPU writes docs/results/qad-memory.*: ``--quick`` without the largest
+lengths, with ``--lengths`` those alone, either keeping the other's rows. ``--toy`` runs every line of it on a CPU at a
+toy size in seconds and writes nothing there. It needs bitsandbytes and fla-core beside the project's own packages, and
+starts with what GPU kernels compute, checked in seconds (``gpu_checks.py``, ``gdn.py``). Weights and tokens are
+random: neither memory nor time depends on their values. The variants take turns in one process:
 
 - ``materialised``: both models' logits exist whole in bf16, and the KL of 2,048 tokens at a time is taken in fp32;
 - ``chunked``: what the qad stage does, from hidden states;
@@ -17,9 +18,10 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,11 @@ from components.checkpoint.grid import Quantized
 from components.checkpoint.quantize import integer_codes
 from components.qad.hidden import TeacherStates, states_of
 from components.qad.optimizer import adamw
-from components.qad.parallel import Ranks, Shares
 from components.qad.stage import Config
 from components.qad.student import Student
 from components.qad.train import Distillation
 from components.sequences.reader import Split
+from components.training.parallel import Ranks, Shares
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # read when the GPU is first used
 VARIANTS = ("materialised", "chunked", "chunked-cached-teacher")
@@ -67,7 +69,7 @@ class Size:
     device: str
     dtype: str
     length: int
-    step_length: int = 4096
+    step_length: int = 2048
     longest: int = 40960
     batch: int = 2
     rounds: int = 3
@@ -111,10 +113,10 @@ TOY = Size(
 
 
 class Bench:
-    """Teacher, student and optimizer, and a distillation of each variant and length over them."""
+    """Teacher, student and this rank's optimizer, and a distillation of each variant and length over them."""
 
-    def __init__(self, size: Size, folder: Path) -> None:
-        self.size, self.folder, self.device = size, folder, torch.device(size.device)
+    def __init__(self, size: Size, folder: Path, ranks: Ranks = Ranks()) -> None:  # noqa: B008
+        self.size, self.folder, self.ranks, self.device = size, folder, ranks, torch.device(size.device)
         config = Qwen3_5TextConfig(**size.model, tie_word_embeddings=True, max_position_embeddings=size.longest)
         dtype = getattr(torch, size.dtype)
         torch.set_default_dtype(dtype)
@@ -124,7 +126,7 @@ class Bench:
         torch.set_default_dtype(torch.float32)
         self.student = Student(copy.deepcopy(self.teacher), self._grid(), dtype)
         self.student.recompute_activations()
-        self.shares = Shares({name: layer.weight for name, layer in self.student.layers.items()}, Ranks())
+        self.shares = Shares({name: layer.weight for name, layer in self.student.layers.items()}, ranks)
         self.optimizer = adamw(self.shares.owned.values(), 8 if self.device.type == "cuda" else 32)
 
     def _grid(self) -> Iterator[tuple[str, Quantized]]:
@@ -134,7 +136,7 @@ class Bench:
                 scales = (weight.float().unflatten(-1, (-1, self.size.group)).abs().amax(-1) / 7.5).bfloat16()
                 yield name, Quantized(integer_codes(weight, scales), scales, self.size.group)
 
-    def distillation(self, variant: str, length: int) -> Distillation:
+    def distillation(self, variant: str, length: int, kind: type[Distillation] = Distillation) -> Distillation:
         """Return a variant ready to step, with the teacher where the variant has it."""
         cached = variant == "chunked-cached-teacher"
         draw = np.random.default_rng(length)
@@ -150,12 +152,16 @@ class Bench:
             teacher_head = teacher_head.clone()
             self.teacher.to("cpu")
         config = Config(steps=1000, batch=self.size.batch, dtype=self.size.dtype, learning_rate=2e-6)
-        kind = Materialised if variant == "materialised" else Distillation
-        built = kind(config, self.student, states, teacher_head, split, self.shares, self.optimizer)
+        kind = Materialised if variant == "materialised" else kind
+        built = kind(config, self.student, states, teacher_head, split, self.shares, self.optimizer, self.ranks)
         if isinstance(built, Materialised):
             built.teacher_model = self.teacher
         release()
         return built
+
+
+Part = Callable[[Bench], Iterator[list[dict[str, Any]]]]
+"""Yields the rows of a part of the study as they are measured."""
 
 
 class Materialised(Distillation):
@@ -220,27 +226,28 @@ def measure(bench: Bench, variant: str, length: int, steps: int) -> dict[str, fl
     return {"loss": loss, "reserved": reserved, "allocated": allocated, "rate": rate}
 
 
-def fits(bench: Bench, variant: str, length: int) -> dict[str, float] | None:
-    """Return what one step of a variant at a length measures; None where it needs more than the budget."""
+def fits(bench: Bench, variant: str, length: int) -> bool:
+    """Say whether a step fits."""
     try:
-        found = measure(bench, variant, length, 1)
+        measure(bench, variant, length, 1)
+        fitted = True
     except torch.OutOfMemoryError:
-        found = None
+        fitted = False
     bench.optimizer.zero_grad()
     release()
-    return found
+    return fitted
 
 
-def longest(bench: Bench, variant: str) -> tuple[int, dict[str, float]]:
-    """Return the largest length within the budget, to the size's step, and what it measures: by bisection."""
-    low, high, best = 0, bench.size.longest // bench.size.step_length, {"rate": 0.0}
+def longest(bench: Bench, variant: str) -> int:
+    """Return the largest length that fits, to the size's step: by bisection."""
+    low, high = 0, bench.size.longest // bench.size.step_length
     while low < high:
         middle = (low + high + 1) // 2
-        if (found := fits(bench, variant, middle * bench.size.step_length)) is None:
-            high = middle - 1
+        if fits(bench, variant, middle * bench.size.step_length):
+            low = middle
         else:
-            low, best = middle, found
-    return low * bench.size.step_length, best
+            high = middle - 1
+    return low * bench.size.step_length
 
 
 def kernels(bench: Bench, variant: str, length: int) -> dict[str, float]:
@@ -270,10 +277,9 @@ def _is(name: str, parts: tuple[str, ...]) -> bool:
     return any(name == part if part == "_kernel" else part in name for part in parts)
 
 
-def run(size: Size, command: str, quick: bool) -> list[dict[str, Any]]:
-    """Measure, print and write the study; return its rows."""
-    on_gpu = size.device == "cuda"
-    if on_gpu:
+def run(size: Size, command: str, parts: Iterable[Part]) -> list[dict[str, Any]]:
+    """Measure some parts of the study, print and write them; return their rows."""
+    if size.device == "cuda":
         import gpu_checks
 
         gpu_checks.check()
@@ -284,44 +290,56 @@ def run(size: Size, command: str, quick: bool) -> list[dict[str, Any]]:
         print(
             f"built in {time.monotonic() - started:.0f} s, {len(bench.student.layers)} quantised linears", flush=True
         )
-        taken: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
-        for turn in range(size.rounds):
-            for variant in VARIANTS:
-                found = measure(bench, variant, size.length, 2)
-                taken[variant].append(found)
-                print(turn, variant, {key: round(value, 4) for key, value in found.items()}, flush=True)
-        rows = _rows(size, taken)
-        study.write("qad-memory", command, _versions(), rows)
-        shares = kernels(bench, "chunked", size.length)
-        rows += [study.row("chunked", "share of GPU time", share, "", note=kind) for kind, share in shares.items()]
-        study.write("qad-memory", command, _versions(), rows)
-        if not quick:
-            rows += _lengths(bench)
-            study.write("qad-memory", command, _versions(), rows)
+        rows: list[dict[str, Any]] = []
+        for found in chain.from_iterable(part(bench) for part in parts):
+            rows += found
+            study.write("qad-memory", command, _versions(), rows, others=True)
     return rows
 
 
-def _lengths(bench: Bench) -> list[dict[str, Any]]:
-    """Measure each variant at the largest length that it fits in the budget, and all at the largest common one."""
+def _turns(bench: Bench) -> Iterator[list[dict[str, Any]]]:
+    """Measure the variants in turns at one length, then where the time of a step goes."""
+    size = bench.size
+    taken: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
+    for turn in range(size.rounds):
+        for variant in VARIANTS:
+            found = measure(bench, variant, size.length, 2)
+            taken[variant].append(found)
+            print(turn, variant, {key: round(value, 4) for key, value in found.items()}, flush=True)
+    yield _rows(size, taken)
+    shares = kernels(bench, "chunked", size.length)
+    yield [study.row("chunked", "share of GPU time", share, "", note=kind) for kind, share in shares.items()]
+
+
+def _lengths(bench: Bench) -> Iterator[list[dict[str, Any]]]:
+    """Measure each variant at the largest length that it fits in the budget, then all at the largest common one."""
     size = bench.size
     if size.device == "cuda":
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, BUDGET_GB * 1e9 / total))
-    rows = []
-    best = {variant: longest(bench, variant) for variant in VARIANTS}
-    for variant, (length, found) in best.items():
-        print("longest within the budget:", variant, length, found, flush=True)
-        note = f"the longest of multiples of {size.step_length} within {BUDGET_GB} GB and {size.longest}; one step"
-        rows.append(study.row(variant, "longest_sequence", length, "tokens", note=note))
-        rows.append(study.row(variant, "tokens_per_second at its longest", found["rate"], "tokens/s"))
-    common = min(length for length, _ in best.values())
+    fits(bench, VARIANTS[0], size.step_length)  # the moments exist from the first step on
+    best = {}
     for variant in VARIANTS:
-        found = measure(bench, variant, common, 2)
-        print("at the common length:", variant, common, found, flush=True)
-        note = f"{common} tokens a sequence, the longest that all fit"
-        rows.append(
-            study.row(variant, "tokens_per_second at the common longest", found["rate"], "tokens/s", note=note)
-        )
+        best[variant] = longest(bench, variant)
+        note = f"the longest of multiples of {size.step_length} within {BUDGET_GB} GB and {size.longest}"
+        found = study.row(variant, "longest_sequence", best[variant], "tokens", note=note)
+        yield [found, *_at(bench, {variant: best[variant]}, "its longest")]
+    yield _at(bench, dict.fromkeys(VARIANTS, min(best.values())), "the common longest")
+
+
+def _at(bench: Bench, lengths: dict[str, int], where: str) -> list[dict[str, Any]]:
+    """Measure some variants, each at a length, and their ratios to materialised where it is among them."""
+    found = {variant: measure(bench, variant, length, 2) for variant, length in lengths.items()}
+    rows = []
+    for variant, one in found.items():
+        print(f"at {where}:", variant, lengths[variant], one, flush=True)
+        note = f"{lengths[variant]} tokens a sequence"
+        peak = None if one["reserved"] != one["reserved"] else one["reserved"]
+        rows.append(study.row(variant, f"peak_memory_gb at {where}", peak, "GB", note=note))
+        rows.append(study.row(variant, f"tokens_per_second at {where}", one["rate"], "tokens/s", note=note))
+        if "materialised" in found and len(found) > 1:
+            ratio = one["rate"] / found["materialised"]["rate"]
+            rows.append(study.row(variant, f"tokens_per_second_ratio at {where}", ratio, "of materialised", note=note))
     return rows
 
 
@@ -359,17 +377,19 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--toy", action="store_true", help="every line at a toy size on a CPU; writes no results")
-    parser.add_argument("--quick", action="store_true", help="not the largest lengths")
-    arguments = parser.parse_args(argv)
-    command = "python tests/benchmarks/qad_memory.py" + (" --quick" if arguments.quick else "")
-    if arguments.toy:
-        with tempfile.TemporaryDirectory() as folder:
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--quick", action="store_true", help="not the largest lengths")
+    part.add_argument("--lengths", action="store_true", help="only the largest lengths")
+    given = parser.parse_args(argv)
+    flag, parts = (" --quick", [_turns]) if given.quick else ("", [_turns, _lengths])
+    if given.lengths:
+        flag, parts = " --lengths", [_lengths]
+    with tempfile.TemporaryDirectory() as folder:
+        if given.toy:
             study.RESULTS = Path(folder)
-            rows = run(TOY, command, arguments.quick)
-            print((study.RESULTS / "qad-memory.md").read_text())
-            return rows
-    rows = run(TRUE, command, arguments.quick)
-    print((study.RESULTS / "qad-memory.md").read_text())
+        size = TOY if given.toy else TRUE
+        rows = run(size, f"python tests/benchmarks/qad_memory.py{flag}", parts)
+        print((study.RESULTS / "qad-memory.md").read_text())
     return rows
 
 

@@ -57,15 +57,16 @@ def write(
 ) -> None:
     """Write a study's JSON and its page.
 
-    ``others`` keeps the variants that were measured elsewhere; their rows say on what, with what and how.
+    ``others`` keeps the variants' metrics that were measured elsewhere; their rows say on what, with what and how.
     ``about`` is what a reader of the page must know first.
     """
     file = RESULTS / f"{study}.json"
     if others and file.exists():
         before = json.loads(file.read_text())
         origin = {name: before[name] for name in ("machine", "versions", "command")}
-        measured = {one["variant"] for one in rows}
-        rows = rows + [{**origin, **one} for one in before["rows"] if one["variant"] not in measured]
+        measured = {(one["variant"], one["metric"]) for one in rows}
+        kept = (one for one in before["rows"] if (one["variant"], one["metric"]) not in measured)
+        rows = rows + [{**origin, **one} for one in kept]
     document = {
         "study": study,
         "machine": machine(),

@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from components.contract.context import Output
 from components.contract.errors import UserError
 from components.contract.log import Log
-from components.qad.parallel import Ranks, Shares, started
 from components.qad.stage import Config
 from components.qad.train import train
 from components.store.backend import Store
 from components.store.work import Work
+from components.training.parallel import Ranks, started
 
 SETTINGS = {
     "steps": 6,
@@ -76,16 +76,6 @@ def test_two_processes_equal_one_and_continue_each_others_state(folders, tmp_pat
             assert all(torch.equal(continued[1][name], whole[before][1][name]) for name in start)
         else:
             assert_close(continued, whole[before], start)
-
-
-def test_masters_are_shared_out_evenly_and_once():
-    generator = torch.Generator().manual_seed(0)
-    sizes = torch.randint(1, 1000, (200,), generator=generator).tolist()
-    masters = {f"m{index}": torch.nn.Parameter(torch.zeros(size)) for index, size in enumerate(sizes)}
-    shares = [Shares(masters, Ranks(rank, 3)).owned for rank in range(3)]
-    assert sorted(name for share in shares for name in share) == sorted(masters)
-    loads = [sum(master.numel() for master in share.values()) for share in shares]
-    assert max(loads) - min(loads) < max(sizes)
 
 
 def test_a_batch_that_does_not_split_is_refused(folders, tmp_path):

@@ -1,0 +1,23 @@
+"""Finished checkpoints: written into the output, and kept for a run that continues this one."""
+
+from pathlib import Path
+
+from components.qad.student import Student
+from components.store.work import Work
+
+_CHECKPOINTS = "checkpoints"
+
+
+def save_checkpoint(work: Work | None, output: Path, step: int, student: Student) -> None:
+    """Write ``checkpoints/step-N`` into the output, and with ``work`` keep it for a run that continues this one."""
+    name = f"{_CHECKPOINTS}/step-{step}"
+    student.save(output / name)
+    if work is not None:
+        work.put_folder(name, output / name)
+
+
+def restore_checkpoints(work: Work, output: Path, step: int) -> None:
+    """Bring the checkpoints up to ``step`` back into the output; later ones will be made again."""
+    for name in work.folders():
+        if name.startswith(f"{_CHECKPOINTS}/") and int(name.rpartition("-")[2]) <= step:
+            work.get_folder(name, output / name)

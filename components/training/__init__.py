@@ -1,0 +1,1 @@
+"""What training stages share: one step over several processes, and the state that a killed run continues from."""

@@ -1,0 +1,163 @@
+"""One optimizer step over N processes of one machine: one per GPU (NCCL), or several on CPUs (gloo).
+
+Each rank takes its share of a step's sequences. Each master has one owner, which alone keeps its moments: gradients
+are summed there, moved there, and the result is sent to the others. So what is saved is named by master and not by
+rank, a run continues with any number of processes, and an optimizer whose moments are blocks of 8 bits sees whole
+matrices. Rank 0 is the stage's own process.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import connection, get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+from torch import distributed
+from torch.multiprocessing import _prctl_pr_set_pdeathsig
+
+from components.contract.errors import TRANSIENT, TransientError
+
+_ENDED = "a process of the training ended early; run again to continue"
+_PATIENCE = 5.0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among those that train together."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def device(self) -> torch.device:
+        """A GPU of its own, or the CPU where there is none."""
+        return torch.device("cuda", self.rank) if torch.cuda.is_available() else torch.device("cpu")
+
+    def sum(self, *values: float) -> list[float]:
+        """Return each value's sum over all ranks, in fp64."""
+        if self.world == 1:
+            return list(values)
+        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(sums)
+        found: list[float] = sums.tolist()
+        return found
+
+    def meet(self) -> None:
+        """Wait until every rank is here."""
+        if self.world > 1:
+            distributed.barrier()
+
+
+class Shares:
+    """Which rank owns which of the named masters: the largest first, each to whoever has least."""
+
+    def __init__(self, masters: dict[str, torch.nn.Parameter], ranks: Ranks) -> None:
+        self.masters, self._ranks = masters, ranks
+        loads, self._owner = [0] * ranks.world, {}
+        for name in sorted(masters, key=lambda name: (-masters[name].numel(), name)):
+            self._owner[name] = loads.index(min(loads))
+            loads[self._owner[name]] += masters[name].numel()
+
+    @property
+    def owned(self) -> dict[str, torch.nn.Parameter]:
+        """The masters that this rank moves, in the order given."""
+        return {name: master for name, master in self.masters.items() if self._owner[name] == self._ranks.rank}
+
+    def sum_gradients(self) -> None:
+        """Sum each gradient over all ranks at its owner; the others drop theirs."""
+        if self._ranks.world == 1:
+            return
+        for name, master in self.masters.items():
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+            distributed.reduce(master.grad, self._owner[name])
+            if self._owner[name] != self._ranks.rank:
+                master.grad = None
+
+    def norm(self) -> float:
+        """Return the norm of the whole summed gradient, each owner adding its part."""
+        parts = [master.grad for master in self.owned.values() if master.grad is not None]
+        mine = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(parts))).item() if parts else 0.0
+        return self._ranks.sum(mine**2)[0] ** 0.5 if self._ranks.world > 1 else mine
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the summed gradients, each at its owner."""
+        torch._foreach_mul_([master.grad for master in self.owned.values() if master.grad is not None], factor)
+
+    def spread(self) -> None:
+        """Give every rank its owner's values of each master."""
+        if self._ranks.world == 1:
+            return
+        for name, master in self.masters.items():
+            distributed.broadcast(master.data, self._owner[name])
+
+
+@contextmanager
+def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Iterator[Ranks]:
+    """Yield rank 0 of ``count`` ranks; the others call ``work`` in processes of their own.
+
+    A rank that dies takes the others with it: collective calls would wait for it.
+
+    Args:
+        count: processes, this one included.
+        scratch: a folder that all share.
+        work: what the others do; it is pickled.
+
+    Raises:
+        TransientError: another rank ended early. Where this one cannot notice, the process ends with that exit code.
+    """
+    if count == 1:
+        yield Ranks()
+        return
+    meeting = f"file://{scratch.resolve()}/meeting"
+    spawn = get_context("spawn")
+    ranks = [Ranks(rank, count) for rank in range(count)]
+    others = [spawn.Process(target=_other, args=(one, meeting, work), daemon=True) for one in ranks[1:]]
+    over = threading.Event()
+    try:
+        for other in others:
+            other.start()
+        threading.Thread(target=_watch, args=(others, over), daemon=True).start()
+        _join(ranks[0], meeting)
+        yield ranks[0]
+        ranks[0].meet()
+    except RuntimeError as error:  # perhaps of a collective call that lost its other end
+        if connection.wait([other.sentinel for other in others], _PATIENCE) and any(one.exitcode for one in others):
+            raise TransientError(_ENDED) from error
+        raise
+    finally:
+        over.set()
+        for other in others:
+            other.kill()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def _join(ranks: Ranks, meeting: str) -> None:
+    on_gpu = ranks.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(ranks.device)
+    distributed.init_process_group(
+        "nccl" if on_gpu else "gloo", init_method=meeting, rank=ranks.rank, world_size=ranks.world
+    )
+
+
+def _other(ranks: Ranks, meeting: str, work: Callable[[Ranks], object]) -> None:
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)
+    _join(ranks, meeting)
+    work(ranks)
+    ranks.meet()
+    distributed.destroy_process_group()
+
+
+def _watch(others: list[BaseProcess], over: threading.Event) -> None:
+    connection.wait([other.sentinel for other in others])
+    if not over.wait(2 * _PATIENCE) and any(other.exitcode for other in others):
+        print(f"training failed: {_ENDED}", file=sys.stderr, flush=True)
+        os._exit(TRANSIENT)
