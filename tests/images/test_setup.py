@@ -23,7 +23,7 @@ def pins(path: Path) -> dict[str, str]:
 
 def test_every_role_has_its_locks() -> None:
     names = {path.stem for path in LOCKS}
-    assert names == {"core", "train-cpu", "train-gpu", "vllm-cpu", "vllm-gpu", "dev"}
+    assert names == {"core", "train-cpu", "train-gpu", "vllm-cpu", "vllm-gpu", "charts", "dev"}
     assert names == {path.stem for path in (ROOT / "locks").glob("*.in")}
 
 

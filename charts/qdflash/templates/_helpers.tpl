@@ -1,0 +1,119 @@
+{{/* What more than one template needs. Every vLLM argument comes through qdflash.container. */}}
+
+{{- define "qdflash.selector" -}}
+app.kubernetes.io/name: qdflash
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "qdflash.metadata" -}}
+namespace: {{ .Release.Namespace }}
+labels:
+  {{- include "qdflash.selector" . | nindent 2 }}
+  app.kubernetes.io/managed-by: {{ .Release.Service }}
+  helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "qdflash.container" -}}
+image: {{ .Values.image }}
+command: [vllm]
+args:
+  {{- toYaml .Values.serving.args | nindent 2 }}
+  - --shutdown-timeout
+  - {{ .Values.drainSeconds | quote }}
+  {{- if .Values.apiKey.secretName }}
+  - --middleware
+  - components.serving.key.KeyOnEveryRoute
+  {{- end }}
+env:
+  - {name: HOME, value: /tmp}
+  {{- range $name, $value := .Values.serving.env }}
+  - name: {{ $name }}
+    value: {{ $value | quote }}
+  {{- end }}
+  {{- with .Values.apiKey.secretName }}
+  - name: VLLM_API_KEY
+    valueFrom:
+      secretKeyRef: {name: {{ . }}, key: {{ $.Values.apiKey.secretKey }}}
+  {{- end }}
+ports:
+  - {name: http, containerPort: {{ .Values.serving.port }}, protocol: TCP}
+resources:
+  {{- toYaml .Values.resources | nindent 2 }}
+securityContext:
+  {{- include "qdflash.securityContext" . | nindent 2 }}
+# The first generation ends the start: loading, compiling and warming up are behind it.
+startupProbe:
+  exec: {command: {{ include "qdflash.ready" . }}}
+  periodSeconds: 10
+  timeoutSeconds: 10
+  failureThreshold: {{ mul .Values.startupMinutes 6 }}
+readinessProbe:
+  exec: {command: {{ include "qdflash.ready" . }}}
+  periodSeconds: 20
+  timeoutSeconds: 10
+  failureThreshold: 3
+livenessProbe:
+  httpGet: {path: /health, port: http}
+  periodSeconds: 30
+  timeoutSeconds: 10
+  failureThreshold: 5
+# Endpoints forget the pod before vLLM stops taking requests.
+lifecycle:
+  preStop:
+    exec: {command: [sleep, "5"]}
+volumeMounts:
+  - {name: shm, mountPath: /dev/shm}
+  - {name: tmp, mountPath: /tmp}
+{{- end }}
+
+{{- define "qdflash.ready" -}}
+[python, -m, components.serving.ready, --port, {{ .Values.serving.port | quote }}]
+{{- end }}
+
+{{- define "qdflash.securityContext" -}}
+runAsNonRoot: true
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "qdflash.volumes" -}}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .Values.shm }}}
+- name: tmp
+  emptyDir: {}
+{{- end }}
+
+{{/* Account, placement and end of a pod, in an InferenceService's predictor as in a Deployment's template. */}}
+{{- define "qdflash.pod" -}}
+serviceAccountName: {{ .Release.Name }}
+automountServiceAccountToken: false
+terminationGracePeriodSeconds: {{ add .Values.drainSeconds 20 }}
+securityContext:
+  runAsNonRoot: true
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml (values .) | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* One GPU a node: a surge pod would wait for the very GPU that it is to replace. */}}
+{{- define "qdflash.strategy" -}}
+type: RollingUpdate
+rollingUpdate: {maxSurge: 0, maxUnavailable: 1}
+{{- end }}
+
+{{/* What a scaler changes: KServe makes the Deployment of an InferenceService under a name of its own. */}}
+{{- define "qdflash.workload" -}}
+{{ .Release.Name }}{{ if eq .Values.mode "kserve" }}-predictor{{ end }}
+{{- end }}

@@ -1,0 +1,56 @@
+"""The chart, rendered by Helm itself without a cluster, with the values that the deploy stage writes."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from components.deploy.values import values
+from components.serving.profiles import A10G, Serving
+from components.store.artifact import Artifact
+from components.store.backend import Store
+
+CHART = Path(__file__).parents[2] / "charts" / "qdflash"
+IMAGE = f"registry.example/qdflash-vllm@sha256:{'b' * 64}"
+PAIR = Serving(served_model_name="pair", profiles={"a10g": A10G.model_copy(update={"num_speculative_tokens": 15})})
+
+Objects = dict[str, dict[str, Any]]
+Render = Callable[..., Objects]
+
+
+@pytest.fixture(scope="session")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The deploy stage's own values, as they come back from its file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        bundle = Artifact(Store("s3://bucket/runs"), "bundle", "a" * 64, {"attempt": "0123456789ab"})
+        written = yaml.safe_dump(values(bundle, PAIR, "a10g", IMAGE))
+    return yaml.safe_load(written)
+
+
+@pytest.fixture(scope="session")
+def render(given: dict[str, Any]) -> Render:
+    """Return objects by kind for the given values with ``changes`` merged in; no kind comes twice."""
+    chart = helm_python.Chart.load(CHART)
+
+    def rendered(changes: dict[str, Any] | None = None, name: str = "pair") -> Objects:
+        files = chart.render(merged(given, changes or {}), name=name, namespace="serving")
+        objects = [yaml.safe_load(text) for path, text in files.items() if path.endswith(".yaml")]
+        found = [one for one in objects if one]
+        assert len({one["kind"] for one in found}) == len(found)
+        return {one["kind"]: one for one in found}
+
+    return rendered
+
+
+def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with ``changes`` over them, as Helm merges a second file."""
+    result = copy.deepcopy(values)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result

@@ -1,0 +1,94 @@
+"""What the chart refuses, each for the reason given; and that the checks on its objects bite."""
+
+from typing import Any
+
+import helm_python
+import pytest
+
+from tests.charts.conftest import Render
+from tests.schemas import faults
+
+DIGEST = "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"image": "qdflash-vllm"}, "/image"),
+        ({"image": "qdflash-vllm:latest"}, "/image"),
+        ({"image": "qdflash-vllm@sha256:abc"}, "/image"),
+        ({"bundle": {"uri": f"s3://bucket/runs/bundle/{DIGEST}/0123456789ab"}}, "/bundle/uri"),
+        ({"bundle": {"uri": f"/var/runs/bundle/{DIGEST}/0123456789ab/"}}, "/bundle/uri"),
+        ({"bundle": {"artifact": "s3://bucket/runs/bundle/latest"}}, "/bundle/artifact"),
+        ({"serving": {"args": []}}, "/serving/args"),
+        ({"serving": {"args": ["serve", "/somewhere"]}}, "/serving/args"),
+        ({"serving": {"args": ["serve", "/mnt/models", "--max-num-seqs", 1]}}, "/serving/args"),
+        ({"serving": {"args": ["serve", "/mnt/models", "--trust-remote-code"]}}, "/serving/args"),
+        ({"serving": {"args": ["serve", "/mnt/models", "--api-key=open-sesame"]}}, "/serving/args"),
+        ({"serving": {"env": {"VLLM_API_KEY": "open-sesame"}}}, "/serving/env"),
+        ({"serving": {"env": {"VLLM_USE_V2": 1}}}, "/serving/env"),
+        ({"serving": {"port": 80}}, "/serving/port"),
+        ({"mode": "knative"}, "/mode"),
+        ({"kserve": {"deploymentMode": "Serverless"}}, "/kserve/deploymentMode"),
+        ({"s3": {"roleArn": "reader"}}, "/s3/roleArn"),
+        ({"s3": {"roleArn": "arn:aws:iam::123456789012:role/reader", "secretName": "store"}}, "/s3"),
+        ({"s3": {"endpoint": "seaweedfs:8333"}}, "/s3/endpoint"),
+        ({"s3": {"secretKey": "open-sesame"}}, "/s3"),
+        ({"apiKey": {"key": "open-sesame"}}, "/apiKey"),
+        ({"apiKey": {"secretName": "Not A Name"}}, "/apiKey/secretName"),
+        ({"replicas": 0}, "/replicas"),
+        ({"resources": {"requests": {"memory": "12 GB"}}}, "/resources/requests/memory"),
+        ({"resources": {"limits": {"memory": 13}}}, "/resources/limits/memory"),
+        ({"shm": "2G i"}, "/shm"),
+        ({"nodeSelector": ["g5.xlarge"]}, "/nodeSelector"),
+        ({"tolerations": [{"operator": "Exists"}]}, "/tolerations"),
+        ({"tolerations": {"gpu": {"effect": "Never"}}}, "/tolerations/gpu/effect"),
+        ({"startupMinutes": 0}, "/startupMinutes"),
+        ({"drainSeconds": "60"}, "/drainSeconds"),
+        ({"networkPolicy": {"from": [{}]}}, "/networkPolicy/from"),
+        ({"networkPolicy": {"store": []}}, "/networkPolicy/store"),
+        ({"networkPolicy": {"storePorts": []}}, "/networkPolicy/storePorts"),
+        ({"podDisruptionBudget": {"minAvailable": 1}}, "/podDisruptionBudget"),
+        ({"serviceMonitor": {"enabled": "yes"}}, "/serviceMonitor/enabled"),
+        ({"keda": {"enabled": True}}, "/keda"),
+        ({"keda": {"maxReplicas": 1}}, "/keda/maxReplicas"),
+        ({"replicaCount": 2}, "additional properties 'replicaCount'"),
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused_by_name(render: Render, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(helm_python.HelmError, match="schema") as refused:
+        render(changes)
+    assert field in str(refused.value)
+
+
+def test_the_chart_s_own_values_alone_serve_nothing() -> None:
+    from tests.charts.conftest import CHART
+
+    with pytest.raises(helm_python.HelmError, match="/image"):
+        helm_python.Chart.load(CHART).render({})
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value", "fault"),
+    [
+        ("InferenceService", ("predictor", "nodeSelector"), ["x"], "nodeSelector"),
+        ("InferenceService", ("predictor", "automountServiceAccountToken"), True, "token"),
+        ("ServingRuntime", ("containers", 0, "securityContext", "runAsNonRoot"), False, "root"),
+        ("ServingRuntime", ("containers", 0, "securityContext", "capabilities"), {"add": ["NET_ADMIN"]}, "privileges"),
+        ("ServingRuntime", ("containers", 0, "image"), "qdflash-vllm", "digest"),
+        ("ServingRuntime", ("containers", 0, "resources", "limits"), {}, "limits"),
+        ("ServingRuntime", ("containers", 0, "startupProbe", "period"), 1, "period"),
+        ("ServingRuntime", ("containers", 0, "env", 0), {"name": "AWS_SECRET_ACCESS_KEY", "value": "x"}, "plain text"),
+        ("NetworkPolicy", ("egress", 0, "port"), 53, "port"),
+        ("PodDisruptionBudget", ("maxUnavailable",), [], "maxUnavailable"),
+    ],
+)
+def test_the_checks_bite(render: Render, kind: str, path: tuple, value: Any, fault: str) -> None:
+    broken = render()[kind]
+    place = broken["spec"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    found = faults([broken])
+    assert any(fault in one for one in found), found
