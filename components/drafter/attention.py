@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import AttentionInterface
@@ -13,6 +14,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from components.drafter.blocks import Blocks
 
 IMPLEMENTATION = "drafter_blocks"
+# Lengths that 128 divides and others are compiled apart, for each call with and without gradients. Past its limit
+# PyTorch would run flex_attention uncompiled, every score of it in memory.
+torch._dynamo.config.recompile_limit = 64
 
 
 def attention_mask(blocks: Blocks, window: int | None) -> Any:

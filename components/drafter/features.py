@@ -11,8 +11,8 @@ import torch
 
 from components.contract.errors import UserError
 from components.drafter.data import Chat
-from components.qad.parallel import Ranks
 from components.store.work import Work
+from components.training.parallel import Ranks
 
 Features = Callable[[int], torch.Tensor]
 SHARD_TOKENS = 2048
@@ -48,16 +48,20 @@ class TargetFeatures:
         self._decoder, self._taps, self._final = target.get_decoder(), list(taps), final
         self.width = (len(self._taps) + final) * target.get_output_embeddings().weight.shape[1]
 
-    @torch.no_grad()
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return [length, taps·hidden (+ hidden)] in the target's dtype for int64 ``token_ids`` [length]."""
+        return self.batch(token_ids[None])[0]
+
+    @torch.no_grad()
+    def batch(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return [rows, length, taps·hidden (+ hidden)] for int64 ``token_ids`` [rows, length], padded at the end."""
         caught: dict[int, torch.Tensor] = {}
 
         def catch(tap: int) -> Callable[..., None]:
             def hook(
                 _module: torch.nn.Module, _inputs: object, output: torch.Tensor | tuple[torch.Tensor, ...]
             ) -> None:
-                caught[tap] = (output[0] if isinstance(output, tuple) else output)[0]
+                caught[tap] = output[0] if isinstance(output, tuple) else output
                 if len(caught) == len(self._taps) and not self._final:
                     raise _LastTapReached
 
@@ -66,8 +70,8 @@ class TargetFeatures:
         last = []
         hooks = [self._decoder.layers[tap].register_forward_hook(catch(tap)) for tap in self._taps]
         try:
-            states = self._decoder(input_ids=token_ids[None].to(self._decoder.device), use_cache=False)
-            last.append(states.last_hidden_state[0])
+            states = self._decoder(input_ids=token_ids.to(self._decoder.device), use_cache=False)
+            last.append(states.last_hidden_state)
         except _LastTapReached:
             pass
         finally:
