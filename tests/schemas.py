@@ -21,28 +21,24 @@ def faults(objects: list[dict[str, Any]]) -> list[str]:
     return [
         f"{one['kind']}/{one['metadata']['name']}: {fault}"
         for one in objects
-        for fault in (*_schema_faults(one), *_pod_faults(one))
+        for fault in (*_schema_faults(json.dumps(one, sort_keys=True)), *_pod_faults(one))
     ]
 
 
-def _schema_faults(one: dict[str, Any]) -> Iterator[str]:
+@cache
+def _schema_faults(text: str) -> list[str]:
+    """Check one object's JSON; variants that share an object pay once."""
+    one, found = json.loads(text), []
     if one["apiVersion"].startswith(CUSTOM):
         if validator := _crds().get((one["apiVersion"], one["kind"])):
-            yield from (f"{'/'.join(map(str, e.path))}: {e.message[:200]}" for e in validator.iter_errors(one))
+            found += [f"{'/'.join(map(str, e.path))}: {e.message[:200]}" for e in validator.iter_errors(one)]
         spec = pod_spec(one)
         if not spec:
-            return
+            return found
         one = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "within"}, "spec": spec}
-    yield from _core_faults(json.dumps(one, sort_keys=True))
-
-
-@cache
-def _core_faults(text: str) -> list[str]:
-    """Check one object against Kubernetes' own schemas; variants that share it pay once."""
-    found = []
     for version in VERSIONS:
         try:
-            kubernetes_validate.validate(json.loads(text), version, strict=True)
+            kubernetes_validate.validate(one, version, strict=True)
         except kubernetes_validate.ValidationError as error:
             found.append(f"{version}: {'/'.join(map(str, error.path))}: {error.message[:200]}")
     return found

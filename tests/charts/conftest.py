@@ -39,7 +39,7 @@ def render(given: dict[str, Any]) -> Render:
 
     def rendered(changes: dict[str, Any] | None = None, name: str = "pair") -> Objects:
         files = chart.render(merged(given, changes or {}), name=name, namespace="serving")
-        objects = [yaml.safe_load(text) for path, text in files.items() if path.endswith(".yaml")]
+        objects = [yaml.load(text, yaml.CSafeLoader) for path, text in files.items() if path.endswith(".yaml")]
         found = [one for one in objects if one]
         assert len({one["kind"] for one in found}) == len(found)
         return {one["kind"]: one for one in found}

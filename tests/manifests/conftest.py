@@ -48,6 +48,6 @@ def build(tree: Path) -> Build:
     def built(overlay: str) -> Objects:
         done = kustomize(tree / "overlays" / overlay)
         assert done.returncode == 0, done.stderr
-        return list(yaml.safe_load_all(done.stdout))
+        return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
 
     return built

@@ -1,6 +1,7 @@
 """Every overlay against the schemas and this project's promises."""
 
 import contextlib
+import copy
 import os
 import re
 import shutil
@@ -56,12 +57,12 @@ def test_a_store_in_the_cluster_asks_for_the_keys_first(tmp_path: Path) -> None:
 
 
 def test_images_without_digests_are_found(tree: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(tree, tmp_path / "m")
-    path = copy / "overlays" / "kind" / "kustomization.yaml"
+    mine = shutil.copytree(tree, tmp_path / "m")
+    path = mine / "overlays" / "kind" / "kustomization.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"images": []}))
-    path = copy / "overlays" / "seaweedfs" / "kustomization.yaml"
+    path = mine / "overlays" / "seaweedfs" / "kustomization.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"images": []}))
-    found = faults(list(yaml.safe_load_all(kustomize(copy / "overlays" / "kind").stdout)))
+    found = faults(list(yaml.safe_load_all(kustomize(mine / "overlays" / "kind").stdout)))
     named = {match[1] for one in found if (match := re.search(r"image (\S+) is not given by digest", one))}
     assert named == {"qdflash-core", "qdflash-train", "qdflash-vllm"}
 
@@ -95,7 +96,7 @@ def test_only_model_and_prompts_reach_outside(build: Build, overlay: str) -> Non
 
 def test_the_pipeline_s_pods_carry_the_labels_that_policies_select() -> None:
     for path in GOLDEN.glob("*.yaml"):
-        spec, platform = yaml.safe_load_all(path.read_text())
+        spec, platform = yaml.load_all(path.read_text(), yaml.CSafeLoader)
         pods = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
         for name, executor in spec["deploymentSpec"]["executors"].items():
             stage = executor["container"]["args"][1].removeprefix("components.")
@@ -170,7 +171,7 @@ def test_without_a_gpu_nothing_asks_for_one(build: Build) -> None:
     ],
 )  # fmt: skip
 def test_the_schema_checks_bite(build: Build, kind: str, path: tuple, value: Any, fault: str) -> None:
-    broken = yaml.safe_load(yaml.safe_dump(next(one for one in build("kind") if one["kind"] == kind)))
+    broken = copy.deepcopy(next(one for one in build("kind") if one["kind"] == kind))
     place = broken
     for key in path[:-1]:
         place = place[key]
@@ -189,7 +190,7 @@ def test_the_schema_checks_bite(build: Build, kind: str, path: tuple, value: Any
     ],
 )
 def test_an_excess_of_rights_is_found(build: Build, rule: dict[str, Any]) -> None:
-    objects = yaml.safe_load(yaml.safe_dump(build("eks-a10g")))
+    objects = copy.deepcopy(build("eks-a10g"))
     role = next(one for one in objects if one["kind"] == "Role" and one["metadata"]["name"] == "qdflash-stage")
     role["rules"].append(rule)
     assert len(excess(objects)) == 1
@@ -201,7 +202,7 @@ def test_a_policy_that_opens_too_much_is_found(build: Build) -> None:
     qad = {"app.kubernetes.io/part-of": "qdflash", "app.kubernetes.io/component": "qad"}
     without = [one for one in objects if one["kind"] != "NetworkPolicy"]
     assert reaches(without, qad, PUBLIC, 443)
-    opened = yaml.safe_load(yaml.safe_dump(objects))
+    opened = copy.deepcopy(objects)
     policy = next(one for one in opened if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == "outside")
     policy["spec"]["podSelector"]["matchExpressions"][0]["values"].append("qad")
     assert reaches(opened, qad, PUBLIC, 443)
