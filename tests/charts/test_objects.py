@@ -1,28 +1,42 @@
 """The chart's objects: from the bundle's arguments, locked down, and of the schemas in every variant."""
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import helm_python
 import pytest
+import yaml
 
 from components.serving.arguments import arguments, environment
 from tests.charts.conftest import CHART, IMAGE, PAIR, Render, merged
 from tests.schemas import faults, pod_spec
 
 MODES = ("kserve", "deployment")
-KEY = {"apiKey": {"secretName": "clients"}}
+KEY = {"apiKey": {"secretName": "clients", "secretKey": "api-key"}}
 ROLE = {"s3": {"roleArn": "arn:aws:iam::123456789012:role/read-bundles", "region": "eu-west-1"}}
 SECRET = {"s3": {"secretName": "store", "endpoint": "http://seaweedfs.qdflash.svc:8333", "region": "us-east-1"}}
 MONITOR = {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
-KEDA = {"keda": {"enabled": True, "prometheus": "http://prometheus.monitoring:9090", "maxReplicas": 3}}
+KEDA = {
+    "keda": {
+        "enabled": True,
+        "prometheus": "http://prometheus.monitoring:9090",
+        "maxReplicas": 3,
+        "requestsPerReplica": 8,
+    }
+}
 BARE = {"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}}
 PLACED = {
     "imagePullSecrets": [{"name": "registry"}],
     "nodeSelector": {"node.kubernetes.io/instance-type": None, "nvidia.com/gpu.product": "NVIDIA-A10G"},
     "tolerations": {"gpu": None, "spot": {"key": "spot", "operator": "Equal", "value": "yes"}},
     "kserve": {"deploymentMode": "RawDeployment"},
-    "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"team": "web"}}}], "storePorts": [443, 8333]},
+    "resources": {"requests": {"cpu": "2"}},
+    "networkPolicy": {
+        "from": [{"namespaceSelector": {"matchLabels": {"team": "web"}}}],
+        "store": [{"ipBlock": {"cidr": "0.0.0.0/0"}}],
+        "storePorts": [443, 8333],
+    },
     "replicas": 2,
     "shm": "1Gi",
     "startupMinutes": 5,
@@ -44,6 +58,19 @@ def test_every_variant_passes_lint_and_the_schemas(given: dict[str, Any], render
     assert not report["errors"]
     assert [one["error"] for one in report["messages"]] == ["icon is recommended"]
     assert faults(list(render(changes).values())) == []
+
+
+def test_the_variants_set_every_value_that_there_is(given: dict[str, Any]) -> None:
+    def leaves(values: dict[str, Any], *above: str) -> Iterator[tuple[str, ...]]:
+        for key, value in values.items():
+            yield from leaves(value, *above, key) if isinstance(value, dict) and value else [(*above, key)]
+
+    def settings(values: dict[str, Any]) -> set[tuple[str, ...]]:
+        """Maps of the operator's own names count as one value."""
+        return {path[:1] if path[0] in ("nodeSelector", "tolerations") else path[:2] for path in leaves(values)}
+
+    varied = set().union(*map(settings, [given, *VARIANTS]))
+    assert settings(yaml.safe_load((CHART / "values.yaml").read_text())) - varied == set()
 
 
 @pytest.mark.parametrize("mode", MODES)
