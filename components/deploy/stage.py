@@ -28,7 +28,7 @@ class Config(StageConfig):
 
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
-    """Write ``values.yaml`` for a bundle whose gate passed. Metrics: ``storage_uri``, ``applied`` (False).
+    """Write ``values.yaml`` for a bundle whose gate passed. Metrics: ``profile``, ``storage_uri``.
 
     Raises :class:`GateError` when the verdict is a refusal, or was given on another bundle's measurements.
     """
@@ -45,7 +45,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     storage_uri = rendered["bundle"]["uri"]
     (output.path / "values.yaml").write_text(yaml.safe_dump(rendered, sort_keys=False))
     output.log.event("rendered", profile=config.profile, storage_uri=storage_uri)
-    return {"storage_uri": storage_uri, "applied": False}
+    return {"profile": config.profile, "storage_uri": storage_uri}
 
 
 def _measured(verdict: Input) -> set[str]:
