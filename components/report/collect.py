@@ -1,10 +1,20 @@
-"""Gather what the page needs from the committed artifacts, fetching only their small files."""
+"""Gather what the page needs from the committed artifacts, fetching only their small files and headers."""
 
 import json
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
+from components.checkpoint.step_bytes import (
+    LENGTH_BYTES,
+    Model,
+    header_length,
+    model_of,
+    parse_header,
+    step_bytes,
+)
 from components.contract.context import Input
+from components.serving.profiles import DRAFT_FOLDER
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,7 @@ class TaskRecord:
     inputs: dict[str, list[str]]
     curve: list[dict[str, Any]]
     samples: list[dict[str, Any]]
+    step_bytes: dict[str, int]
 
     def get(self, path: str) -> Any:
         """Return the metric at ``key.key``, or None."""
@@ -34,7 +45,7 @@ class TaskRecord:
 
 
 def collect(inputs: dict[str, Input]) -> dict[str, TaskRecord]:
-    """Read every input's manifest, its ``curve.jsonl`` and its ``samples.jsonl`` where it has them."""
+    """Read every input's manifest, its ``curve.jsonl`` and ``samples.jsonl``, and the headers of what was served."""
     tasks = {}
     for name, one in inputs.items():
         manifest = one.artifact.manifest
@@ -50,6 +61,7 @@ def collect(inputs: dict[str, Input]) -> dict[str, TaskRecord]:
             inputs=manifest["inputs"],
             curve=_lines(one, "curve.jsonl"),
             samples=_lines(one, "samples.jsonl"),
+            step_bytes=_step_bytes(manifest) if manifest["stage"] == "measure" else {},
         )
     return tasks
 
@@ -58,3 +70,30 @@ def _lines(one: Input, name: str) -> list[dict[str, Any]]:
     if not any(entry["path"] == name for entry in one.artifact.files):
         return []
     return [json.loads(line) for line in one.file(name).read_text(encoding="utf-8").splitlines() if line]
+
+
+def _step_bytes(manifest: dict[str, Any]) -> dict[str, int]:
+    """Return the bytes of a decoding step of the model that was measured, at the end of its longest latency request.
+
+    See :func:`~components.checkpoint.step_bytes.step_bytes`; empty without a model input.
+    """
+    config, served = manifest["config"], [Input(uri) for uri in manifest["inputs"].get("model", [])]
+    if not served:
+        return {}
+    regimes = config.get("latency", {}).values()
+    context = max((regime["input_tokens"] + regime["output_tokens"] for regime in regimes), default=0)
+    drafter = _model(served[0], DRAFT_FOLDER) if config.get("draft") else None
+    return step_bytes(_model(served[0], "."), context, drafter)
+
+
+def _model(served: Input, folder: str) -> Model:
+    """Read a model of an artifact by its config and the headers of its tensors, not the tensors."""
+    artifact, table = served.artifact, {}
+    for path in (PurePosixPath(entry["path"]) for entry in artifact.files):
+        if path.parent == PurePosixPath(folder) and path.suffix == ".safetensors":
+            key = artifact.key(str(path))
+            length = header_length(artifact.store.read(key, first=LENGTH_BYTES) or b"")
+            header = artifact.store.read(key, first=LENGTH_BYTES + length) or b""
+            table |= parse_header(header[LENGTH_BYTES:], artifact.store.uri(key))
+    config = json.loads(served.file(str(PurePosixPath(folder) / "config.json")).read_text(encoding="utf-8"))
+    return model_of(table, config)

@@ -53,6 +53,10 @@ def comparison(tasks: Tasks) -> list[dict[str, Any]]:
                 "cells": [_interval(task.get(f"latency.{regime}"), "median_ms") for task in measured],
             }
         )
+    if any(task.step_bytes for task in measured):
+        rows.append({"metric": "bytes moved per step (MB)", "cells": [_megabytes(task, 1.0) for task in measured]})
+        per_token = [_megabytes(task, task.get("acceptance_length.value") or 1.0) for task in measured]
+        rows.append({"metric": "bytes moved per token (MB)", "cells": per_token})
     if any(task.get("parity") for task in measured):
         rows.append(
             {
@@ -161,6 +165,16 @@ def figures(tasks: Tasks) -> list[str]:
         drawn.append(
             plots.bars("Latency, batch 1", "ms", regimes, {k: v for k, v in groups.items() if len(v) == len(regimes)})
         )
+    parts = list(dict.fromkeys(part for task in measured.values() for part in task.step_bytes))
+    if parts:
+        sizes = {
+            label: [(task.step_bytes.get(part, 0) / 1e6,) * 3 for part in parts]
+            for label, task in measured.items()
+            if task.step_bytes
+        }
+        drawn.append(
+            plots.bars("Bytes moved per step, as stored", "MB", [part.replace(" ", "\n") for part in parts], sizes)
+        )
     return [figure for figure in drawn if figure]
 
 
@@ -214,6 +228,11 @@ def _interval(entry: dict[str, Any] | None, key: str) -> str:
     if entry.get("low") is not None:
         text += f" [{_number(entry['low'])}, {_number(entry['high'])}]"
     return f"{text}, n = {entry['n']}" if "n" in entry else text
+
+
+def _megabytes(task: TaskRecord, tokens: float) -> str:
+    """Return a step's bytes for each of so many tokens."""
+    return _number(sum(task.step_bytes.values()) / tokens / 1e6) if task.step_bytes else "–"
 
 
 def _score(entry: dict[str, Any] | None) -> str:

@@ -59,11 +59,11 @@ class Store:
         """Return the full address of ``key``."""
         return f"{self.url}/{key}"
 
-    def read(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None when there is no such object."""
+    def read(self, key: str, first: int | None = None) -> bytes | None:
+        """Return an object's bytes, at most the ``first`` ones, or None when there is no such object."""
         with self._errors(key):
             try:
-                return self.fs.cat_file(self._path(key))
+                return self.fs.cat_file(self._path(key), end=first)
             except (FileNotFoundError, NotADirectoryError):
                 return None
 

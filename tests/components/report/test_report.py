@@ -7,7 +7,7 @@ import pytest
 
 from components.contract.context import Input
 from components.report.collect import collect
-from components.report.page import notes, render
+from components.report.page import comparison, notes, render
 from components.store import Store, commit
 
 CI = {"low": 1.2, "high": 1.6, "n": 24}
@@ -143,3 +143,48 @@ def test_the_reader_is_told_of_the_cpu_and_of_the_dequantised_teacher(tasks):
 
 def test_the_page_is_the_same_every_time(tasks):
     assert render("a run", tasks, 6) == render("a run", tasks, 6)
+
+
+def model_folder(folder, tensors, config):
+    """Write a model folder whose tensors are zeros; ``tensors`` maps a name to its safetensors dtype, shape, bytes."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    header, end = {}, 0
+    for name, (dtype, shape, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+
+
+def test_bytes_of_a_step_come_from_the_headers_of_what_was_served(tmp_path, monkeypatch):
+    monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "home"))
+    store = Store(str(tmp_path / "store"))
+    bundle = tmp_path / "bundle"
+    packed = {
+        "model.embed_tokens.weight": ("BF16", [32, 16], 1024),
+        "model.layers.0.self_attn.k_proj.weight_packed": ("I32", [8, 2], 64),
+        "model.layers.0.self_attn.k_proj.weight_scale": ("BF16", [8, 1], 16),
+        "model.layers.0.self_attn.k_proj.weight_shape": ("I64", [2], 16),
+    }
+    model_folder(bundle, packed, {"hidden_size": 16})
+    model_folder(bundle / "draft", {"fc.weight": ("BF16", [16, 48], 1536)}, {"block_size": 4})
+    artifact, _ = commit(store, "bundle", "8" * 64, bundle, {"config": {}, "inputs": {}, "metrics": {}})
+    regimes = {"short": {"input_tokens": 10, "output_tokens": 6}, "long": {"input_tokens": 90, "output_tokens": 10}}
+    accepted = {"acceptance_length": {"value": 2.0, "low": 1.5, "high": 2.5, "n": 8}}
+    served = {"model": [artifact.uri]}
+    inputs = {
+        "measure_target": put(store, tmp_path, "measure", "1", {}, {"latency": regimes}, served),
+        "measure_pair": put(store, tmp_path, "measure", "2", accepted, {"latency": regimes, "draft": True}, served),
+    }
+    tasks = collect(inputs)
+    target = {"target linears": 80, "target head": 1024, "target KV": 8 * 2 * 100}
+    assert tasks["measure_target"].step_bytes == target
+    assert tasks["measure_pair"].step_bytes == {**target, "drafter linears": 1536, "drafter head": 1024}
+    cached = [path.stat().st_size for path in (tmp_path / "home").rglob("*") if path.is_file()]
+    assert max(cached) < (bundle / "model.safetensors").stat().st_size
+    rows = {row["metric"]: row["cells"] for row in comparison(tasks)}
+    assert rows["bytes moved per step (MB)"] == ["0.002704", "0.005264"]
+    assert rows["bytes moved per token (MB)"] == ["0.002704", "0.002632"]
+    text, _ = render("a run", tasks, 6)
+    assert "Bytes moved per step" in text

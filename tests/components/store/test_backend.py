@@ -19,6 +19,8 @@ def test_bytes_come_back_and_missing_is_none(store: Store):
     store.write("a/b", b"one")
     store.write("a/b", b"second")
     assert store.read("a/b") == b"second"
+    assert store.read("a/b", first=3) == b"sec"
+    assert store.read("a/b", first=99) == b"second"
     assert store.size("a/b") == 6
     assert Store(store.url).read("a/b") == b"second"
 
