@@ -1,5 +1,6 @@
 """The frozen grid of a W4A16 checkpoint (8 bits for a head that says so): codes and scales, as stored."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,13 +100,24 @@ def read_module(tensors: Tensors, module: str, grids: set[tuple[int, int]], code
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Return int8 codes [out, in] in the library's layout: int32 [out, ⌈in × bits / 32⌉]."""
-    return by_rows(lambda rows: pack_to_int32(rows, bits), codes)
+    """Return int8 codes [out, in] in the library's layout: int32 [out, ⌈in × bits / 32⌉].
+
+    Words full of 4-bit codes are put together here, to the library's bits and many times as fast.
+    """
+    if bits == BITS and codes.shape[1] % 8 == 0 and sys.byteorder == "little":
+        return by_rows(_full_words, codes, codes.shape[1])
+    return by_rows(lambda rows: pack_to_int32(rows, bits), codes, codes.shape[1])
 
 
 def unpack_codes(packed: Tensor, bits: int, columns: int) -> Tensor:
     """Return the int8 codes [out, in] that :func:`pack_codes` packed; ``columns`` is in."""
-    return by_rows(lambda rows: unpack_from_int32(rows, bits, torch.Size((len(rows), columns))), packed)
+    return by_rows(lambda rows: unpack_from_int32(rows, bits, torch.Size((len(rows), columns))), packed, columns)
+
+
+def _full_words(codes: Tensor) -> Tensor:
+    words = (codes.contiguous() + 8).view(torch.int32)  # a byte a code, 0 … 15
+    words |= words >> 4  # two codes in the lower byte of each half
+    return words.view(torch.int16).to(torch.uint8).view(torch.int32)
 
 
 def _describe(tensor: Tensor) -> str:

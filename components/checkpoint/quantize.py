@@ -5,14 +5,13 @@ A row of a weight is cut into groups along the input dimension; each group has o
 whatever the dtypes: in bf16 about one code in a hundred comes out differently.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 BITS = 4
-_ELEMENTS = 1 << 19
+_ELEMENTS = 1 << 20
 
 
 def limits(bits: int) -> tuple[int, int]:
@@ -20,12 +19,17 @@ def limits(bits: int) -> tuple[int, int]:
     return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
 
-def by_rows(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
-    """Apply a function of equally many rows to a few of them at a time: its temporaries stay small, in the cache."""
-    rows = max(1, _ELEMENTS // max(1, matrices[0].shape[-1]))
-    if rows >= len(matrices[0]):
-        return function(*matrices)
-    return torch.cat([function(*parts) for parts in zip(*(one.split(rows) for one in matrices), strict=True)])
+def by_rows(function: Callable[[Tensor], Tensor], matrix: Tensor, columns: int) -> Tensor:
+    """Apply a function of rows to a few of them at a time: its temporaries, ``columns`` wide, stay in the cache."""
+    rows = max(1, _ELEMENTS // max(1, columns))
+    first = function(matrix[:rows])
+    if rows >= len(matrix):
+        return first
+    whole = first.new_empty((len(matrix), *first.shape[1:]))
+    whole[:rows] = first
+    for start in range(rows, len(matrix), rows):
+        whole[start : start + rows] = function(matrix[start : start + rows])
+    return whole
 
 
 def integer_codes(latents: Tensor, scales: Tensor, bits: int = BITS) -> Tensor:
@@ -39,7 +43,10 @@ def integer_codes(latents: Tensor, scales: Tensor, bits: int = BITS) -> Tensor:
     Returns:
         int8 [out, in] within :func:`limits`.
     """
-    return by_rows(partial(_integer_codes, bits=bits), latents.detach(), scales.detach())
+    codes = torch.empty(latents.shape, dtype=torch.int8, device=latents.device)
+    for room, scale, part, latent in _parts(scales.detach(), codes, latents.detach()):
+        part.copy_(_rounded(room, latent, scale, bits))
+    return codes
 
 
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -56,24 +63,33 @@ def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat1
     Returns:
         [out, in] in ``dtype``.
     """
-    return by_rows(partial(_dequantize, dtype=dtype), codes, scales)
+    weight = torch.empty(codes.shape, dtype=dtype, device=codes.device)
+    for room, scale, part, code in _parts(scales, weight, codes):
+        part.copy_(room.copy_(code).mul_(scale))
+    return weight
 
 
 def fake_quantize(latents: Tensor, scales: Tensor, bits: int = BITS) -> Tensor:
     """Return the weight a served model computes with, in the latents' dtype: dequantised integer codes."""
-
-    def both(latents: Tensor, scales: Tensor) -> Tensor:
-        return _dequantize(_integer_codes(latents, scales, bits), scales, latents.dtype)
-
-    return by_rows(both, latents.detach(), scales.detach())
-
-
-def _integer_codes(latents: Tensor, scales: Tensor, bits: int) -> Tensor:
-    grouped = latents.float().unflatten(-1, (scales.shape[-1], -1))
-    codes = torch.round(grouped / scales.float().unsqueeze(-1)).clamp_(*limits(bits))
-    return codes.to(torch.int8).flatten(-2)
+    weight = torch.empty_like(latents)
+    for room, scale, part, latent in _parts(scales.detach(), weight, latents.detach()):
+        part.copy_(_rounded(room, latent, scale, bits).add_(0).mul_(scale))  # a code has no −0
+    return weight
 
 
-def _dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    grouped = codes.unflatten(-1, (scales.shape[-1], -1)).float()
-    return (grouped * scales.float().unsqueeze(-1)).flatten(-2).to(dtype)
+def _rounded(room: Tensor, latent: Tensor, scale: Tensor, bits: int) -> Tensor:
+    return room.copy_(latent).div_(scale).round_().clamp_(*limits(bits))
+
+
+def _parts(scales: Tensor, *matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield a few rows at a time: fp32 room, the same each time, their scales in fp32, and each matrix's part.
+
+    All are cut into groups, [rows, groups, group]. Temporaries of their own would cost more than the arithmetic.
+    """
+    grouped = [matrix.unflatten(-1, (scales.shape[-1], -1)) for matrix in matrices]
+    rows = max(1, _ELEMENTS // max(1, matrices[0].shape[-1]))
+    room = torch.empty(grouped[0][:rows].shape, dtype=torch.float32, device=scales.device)
+    for start in range(0, len(scales), rows):
+        part = slice(start, start + rows)
+        scale = scales[part].float().unsqueeze(-1)
+        yield room[: len(scale)], scale, *(matrix[part] for matrix in grouped)

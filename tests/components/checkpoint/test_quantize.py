@@ -48,6 +48,36 @@ def test_codes_survive_dequantisation(rows, groups, size, seed, dtype, bits):
     assert torch.equal(fake_quantize(weights, scales, bits), weights)
 
 
+@settings(deadline=None, max_examples=60)
+@given(**SHAPES, seed=st.integers(0, 2**31), dtype=st.sampled_from([torch.float32, torch.bfloat16]), bits=BITS)
+def test_fake_quantisation_is_what_the_codes_stand_for_to_the_sign_of_zero(rows, groups, size, seed, dtype, bits):
+    latents, scales = sample(rows, groups, size, seed, dtype)
+    found, expected = (
+        fake_quantize(latents, scales, bits),
+        dequantize(integer_codes(latents, scales, bits), scales, dtype),
+    )
+    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows=st.integers(1, 9), columns=st.integers(1, 80), seed=st.integers(0, 2**31), bits=BITS)
+def test_packing_is_the_librarys_bit_for_bit(rows, columns, seed, bits):
+    generator = torch.Generator().manual_seed(seed)
+    low, high = {4: (-8, 8), 8: (-128, 128)}[bits]
+    codes = torch.randint(low, high, (rows, columns), generator=generator, dtype=torch.int8)
+    packed = pack_codes(codes, bits)
+    assert packed.dtype == torch.int32
+    assert torch.equal(packed, pack_to_int32(codes, bits))
+    assert torch.equal(unpack_codes(packed, bits, columns), codes)
+
+
+def test_every_pair_of_codes_is_packed_as_the_library_does():
+    every = torch.arange(-8, 8, dtype=torch.int8)
+    pairs = torch.cartesian_prod(every, every).view(64, 8)
+    assert torch.equal(pack_codes(pairs, 4), pack_to_int32(pairs, 4))
+    assert torch.equal(pack_codes(pairs.T, 4), pack_to_int32(pairs.T.contiguous(), 4))
+
+
 def test_large_matrices_are_worked_on_in_parts_with_the_same_result():
     latents, scales = sample(1100, 16, 64, 5, torch.bfloat16)
     wide = np.repeat(scales.float().numpy(), 64, axis=1)
