@@ -1,6 +1,7 @@
 """Writes safetensors tensor by tensor: one shard, or several with an index."""
 
 import json
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,10 +32,11 @@ _NAMES = {
 
 
 class TensorWriter:
-    """Streams tensors to disk; none is kept in memory, but for those whose bytes do not fill eights.
+    """Streams tensors to disk; one is written while the next is made.
 
-    These come last in their shard, so that every tensor is aligned to its type. One shard is called
-    ``model.safetensors``; several get numbered names and an index.
+    No other is kept in memory, but for those whose bytes do not fill eights: they come last in their shard, so that
+    every tensor is aligned to its type. One shard is called ``model.safetensors``; several get numbered names and an
+    index.
     """
 
     def __init__(self, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
@@ -46,22 +48,26 @@ class TensorWriter:
         self._bytes = 0
         self._shards: list[list[str]] = []
         self._total_bytes = 0
+        self._thread = ThreadPoolExecutor(1)
+        self._writing: Future[int] | None = None
 
     def __enter__(self) -> "TensorWriter":
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if raised[0] is None:
-            self._finish()
-        elif self._file:
+        with self._thread:
+            if raised[0] is None:
+                self._finish()
+        if self._file:
             self._file.close()
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Append one tensor.
+        """Append one tensor, whose values stay as they are until the next call.
 
         Raises:
             ValueError: its name was given before.
             UserError: it has no values (device ``meta``), or a dtype that safetensors does not have.
+            OSError: the tensor before it could not be written.
         """
         if name in self._header or name in self._odd or any(name in shard for shard in self._shards):
             raise ValueError(f"{name} is written twice")
@@ -78,17 +84,25 @@ class TensorWriter:
             self._append(name, tensor)
 
     def _append(self, name: str, tensor: Tensor) -> None:
+        self._wait()
         if self._file is None:
             self._file = (self._folder / _part(len(self._shards))).open("wb")
             self._file.seek(HEADER_BYTES)
         start = self._file.tell() - HEADER_BYTES
-        self._file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+        self._writing = self._thread.submit(self._file.write, data)
         span = [start, start + tensor.nbytes]
         self._header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
+
+    def _wait(self) -> None:
+        if self._writing:
+            self._writing.result()
+            self._writing = None
 
     def _close(self) -> None:
         for name, tensor in sorted(self._odd.items(), key=lambda one: -one[1].itemsize):
             self._append(name, tensor)
+        self._wait()
         assert self._file is not None
         header = json.dumps({"__metadata__": {"format": "pt"}, **self._header}, separators=(",", ":")).encode()
         room = HEADER_BYTES - 8

@@ -1,4 +1,5 @@
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 
 from components.checkpoint import shards
 from components.checkpoint.census import skeleton
-from components.checkpoint.shards import TensorWriter
+from components.checkpoint.shards import HEADER_BYTES, TensorWriter
 from components.checkpoint.tensors import INDEX, Tensors
 from components.contract.errors import UserError
 
@@ -53,6 +54,18 @@ def test_weights_without_values_are_refused(llama: Path, tmp_path: Path):
         write(tmp_path, ("x", torch.zeros(2, dtype=torch.complex64)))
     with pytest.raises(ValueError, match="x is written twice"):
         write(tmp_path, ("x", torch.zeros(2)), ("x", torch.zeros(2)))
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_write_that_fails_is_an_error_also_of_the_last_tensor(after: int, tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (HEADER_BYTES + 1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write(tmp_path, *((f"t{number}", torch.ones(10**6)) for number in range(1 + after)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.glob("model*"))
 
 
 def write(folder: Path, *tensors: tuple[str, torch.Tensor], limit: int = 10**9) -> None:
