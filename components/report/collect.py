@@ -88,7 +88,8 @@ def _step_bytes(manifest: dict[str, Any]) -> dict[str, int]:
 
 def _model(served: Input, folder: str) -> Model:
     """Read a model of an artifact by its config and the headers of its tensors, not the tensors."""
-    artifact, table = served.artifact, {}
+    artifact = served.artifact
+    table: dict[str, tuple[str, tuple[int, ...]]] = {}
     for path in (PurePosixPath(entry["path"]) for entry in artifact.files):
         if path.parent == PurePosixPath(folder) and path.suffix == ".safetensors":
             key = artifact.key(str(path))
