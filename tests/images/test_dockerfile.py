@@ -1,0 +1,99 @@
+"""The image's recipe, as far as it can be checked where nothing builds images; with an engine and a base, one is."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import docker
+import pytest
+from docker.utils.build import exclude_paths
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = ROOT / "images" / "Dockerfile"
+CODE = ("components", "pipelines")
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", "")
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
+
+
+def context() -> set[str]:
+    patterns = (ROOT / ".dockerignore").read_text().splitlines()
+    return {path for path in exclude_paths(str(ROOT), patterns) if (ROOT / path).is_file()} - {".dockerignore"}
+
+
+def files(*names: str) -> set[str]:
+    found = [path for name in names for path in (ROOT / name, *(ROOT / name).rglob("*"))]
+    return {str(path.relative_to(ROOT)) for path in found if path.is_file() and "__pycache__" not in path.parts}
+
+
+def test_the_context_holds_what_is_copied_and_no_more() -> None:
+    copied = [rest for kind, rest in instructions() if kind == "COPY" and not rest.startswith("--from")]
+    sources = [word.replace("${LOCK}", "core") for rest in copied for word in rest.split()[:-1]]
+    locks = {f"locks/{path.name}" for path in (ROOT / "locks").glob("*.txt")}
+    assert files("components/pack", "pipelines/recipes/smol.yaml") < files(*sources)
+    assert context() == files(*sources) | locks
+
+
+def test_the_image_runs_as_nobody_from_a_base_that_is_given() -> None:
+    last = instructions()[max(i for i, (kind, _) in enumerate(instructions()) if kind == "FROM") :]
+    assert last[0] == ("FROM", "${BASE}")
+    assert [rest for kind, rest in instructions() if kind == "ARG" and rest.startswith("BASE")] == ["BASE", "BASE"]
+    kinds = dict(last)
+    assert kinds["USER"].split(":")[0].isdigit()
+    assert int(kinds["USER"].split(":")[0]) > 0
+    assert kinds["ENTRYPOINT"] == '["python"]'
+    assert not {"RUN", "ADD", "VOLUME"} & {kind for kind, _ in last}
+    assert [rest.split()[-1] for kind, rest in last if kind == "COPY"] == ["/opt/venv", "/opt/qdflash"]
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    if not (program := shutil.which("hadolint")):
+        pytest.skip("hadolint is not installed")
+    done = subprocess.run([program, DOCKERFILE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_installed_code_is_whole(tmp_path: Path) -> None:
+    """What ``pip install --target`` makes of the context has every file, and its stages start from there."""
+    for path in sorted(context()):
+        (tmp_path / "build" / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, tmp_path / "build" / path)
+    code, options = tmp_path / "code", ("--quiet", "--no-deps", "--no-build-isolation")
+    train = Path(sys.prefix).parent / "train/bin/python"  # the role that has pip and setuptools
+    subprocess.run([train, "-m", "pip", "install", *options, "--target", code, tmp_path / "build"], check=True)
+    installed = {str(path.relative_to(code)) for path in code.rglob("*")}
+    assert files(*CODE) <= installed
+    environment = {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1", "PATH": os.environ["PATH"]}
+    ask = "import components.prompts as p, pipelines; print(p.__file__, pipelines.__file__)"
+    asked = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True)
+    assert asked.stdout.split() == [str(code / name / "__init__.py") for name in ("components/prompts", "pipelines")]
+    stage = [sys.executable, "-m", "components.prompts", "--help"]
+    assert subprocess.run(stage, env=environment, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_built_image_runs_a_stage_read_only() -> None:
+    """Needs an engine and the names of two images there: a base, and one that packages are installed on."""
+    base, builder = os.environ.get("QDFLASH_TEST_BASE"), os.environ.get("QDFLASH_TEST_BUILDER")
+    if not base or not builder:
+        pytest.skip("QDFLASH_TEST_BASE and QDFLASH_TEST_BUILDER name no images")
+    client = docker.from_env()
+    arguments = {"BASE": base, "BUILDER": builder, "LOCK": "core", "REVISION": "test"}
+    image, _ = client.images.build(
+        path=str(ROOT), dockerfile="images/Dockerfile", buildargs=arguments, network_mode="host", rm=True
+    )
+    assert image.labels["org.opencontainers.image.revision"] == "test"
+    hardened = {"read_only": True, "cap_drop": ["ALL"], "network_mode": "none", "tmpfs": {"/tmp": ""}, "remove": True}
+    said = client.containers.run(image.id, ["-m", "components.prompts", "--help"], **hardened).decode()
+    assert said.startswith("usage: python -m components.prompts")
+    ask = "import os, components; print(os.getuid(), components.__file__)"
+    assert client.containers.run(image.id, ["-c", ask], **hardened).split() == [
+        b"65532",
+        b"/opt/qdflash/components/__init__.py",
+    ]
+    client.images.remove(image.id)
