@@ -10,7 +10,7 @@ from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32,
 from torch import Tensor
 
 from components.checkpoint.config import declared_grids
-from components.checkpoint.quantize import BITS, by_rows
+from components.checkpoint.quantize import BITS, by_rows, integer_codes, parts, rounded
 from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
 
@@ -29,12 +29,16 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Quantized:
-    """One quantised linear: codes int8 [out, in] of ``bits``, scales [out, in / group_size] in their stored dtype."""
+    """One quantised linear: codes int8 [out, in] of ``bits``, scales [out, in / group_size] in their stored dtype.
+
+    Where ``words``, the packed codes, are given, ``codes`` may be of the ``meta`` device: nothing but their shape.
+    """
 
     codes: Tensor
     scales: Tensor
     group_size: int
     bits: int = BITS
+    words: Tensor | None = None
 
 
 def read_grid(folder: Path) -> dict[str, Quantized]:
@@ -105,7 +109,9 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     Words full of 4-bit codes are put together here, to the library's bits and many times as fast.
     """
     if bits == BITS and codes.shape[1] % 8 == 0 and sys.byteorder == "little":
-        return by_rows(_full_words, codes, codes.shape[1])
+        return by_rows(lambda rows: _pairs(rows.contiguous() + 8).to(torch.uint8), codes, codes.shape[1]).view(
+            torch.int32
+        )
     return by_rows(lambda rows: pack_to_int32(rows, bits), codes, codes.shape[1])
 
 
@@ -114,10 +120,21 @@ def unpack_codes(packed: Tensor, bits: int, columns: int) -> Tensor:
     return by_rows(lambda rows: unpack_from_int32(rows, bits, torch.Size((len(rows), columns))), packed, columns)
 
 
-def _full_words(codes: Tensor) -> Tensor:
-    words = (codes.contiguous() + 8).view(torch.int32)  # a byte a code, 0 … 15
-    words |= words >> 4  # two codes in the lower byte of each half
-    return words.view(torch.int16).to(torch.uint8).view(torch.int32)
+def pack_latents(latents: Tensor, scales: Tensor, bits: int) -> Tensor:
+    """Return the packed :func:`integer_codes` of a weight; a few rows at a time, so that no codes leave the cache."""
+    if bits != BITS or latents.shape[1] // scales.shape[1] % 8 or sys.byteorder != "little":
+        return pack_codes(integer_codes(latents, scales, bits), bits)
+    packed = torch.empty((len(latents), latents.shape[1] // 2), dtype=torch.uint8, device=latents.device)
+    for room, scale, part, latent in parts(scales, packed, latents):
+        part.copy_(_pairs(rounded(room, latent, scale, bits).add_(8).to(torch.int8)))
+    return packed.view(torch.int32)
+
+
+def _pairs(stored: Tensor) -> Tensor:
+    """Put two codes, 0 … 15 in a byte each, into the lower byte of an int16; the bytes are used up."""
+    words = stored.view(torch.int32)
+    words |= words >> 4
+    return words.view(torch.int16)
 
 
 def _describe(tensor: Tensor) -> str:

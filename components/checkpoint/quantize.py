@@ -44,8 +44,8 @@ def integer_codes(latents: Tensor, scales: Tensor, bits: int = BITS) -> Tensor:
         int8 [out, in] within :func:`limits`.
     """
     codes = torch.empty(latents.shape, dtype=torch.int8, device=latents.device)
-    for room, scale, part, latent in _parts(scales.detach(), codes, latents.detach()):
-        part.copy_(_rounded(room, latent, scale, bits))
+    for room, scale, part, latent in parts(scales.detach(), codes, latents.detach()):
+        part.copy_(rounded(room, latent, scale, bits))
     return codes
 
 
@@ -64,7 +64,7 @@ def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat1
         [out, in] in ``dtype``.
     """
     weight = torch.empty(codes.shape, dtype=dtype, device=codes.device)
-    for room, scale, part, code in _parts(scales, weight, codes):
+    for room, scale, part, code in parts(scales, weight, codes):
         part.copy_(room.copy_(code).mul_(scale))
     return weight
 
@@ -72,23 +72,24 @@ def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat1
 def fake_quantize(latents: Tensor, scales: Tensor, bits: int = BITS) -> Tensor:
     """Return the weight a served model computes with, in the latents' dtype: dequantised integer codes."""
     weight = torch.empty_like(latents)
-    for room, scale, part, latent in _parts(scales.detach(), weight, latents.detach()):
-        part.copy_(_rounded(room, latent, scale, bits).add_(0).mul_(scale))  # a code has no −0
+    for room, scale, part, latent in parts(scales.detach(), weight, latents.detach()):
+        part.copy_(rounded(room, latent, scale, bits).add_(0).mul_(scale))  # a code has no −0
     return weight
 
 
-def _rounded(room: Tensor, latent: Tensor, scale: Tensor, bits: int) -> Tensor:
+def rounded(room: Tensor, latent: Tensor, scale: Tensor, bits: int) -> Tensor:
+    """Return the codes of a part as fp32, in its ``room``; see :func:`parts`."""
     return room.copy_(latent).div_(scale).round_().clamp_(*limits(bits))
 
 
-def _parts(scales: Tensor, *matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def parts(scales: Tensor, *matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield a few rows at a time: fp32 room, the same each time, their scales in fp32, and each matrix's part.
 
     All are cut into groups, [rows, groups, group]. Temporaries of their own would cost more than the arithmetic.
     """
     grouped = [matrix.unflatten(-1, (scales.shape[-1], -1)) for matrix in matrices]
-    rows = max(1, _ELEMENTS // max(1, matrices[0].shape[-1]))
-    room = torch.empty(grouped[0][:rows].shape, dtype=torch.float32, device=scales.device)
+    rows = max(1, _ELEMENTS // max(1, matrices[-1].shape[-1]))
+    room = torch.empty(grouped[-1][:rows].shape, dtype=torch.float32, device=scales.device)
     for start in range(0, len(scales), rows):
         part = slice(start, start + rows)
         scale = scales[part].float().unsqueeze(-1)

@@ -71,7 +71,8 @@ def save_quantized(
         for name, tensor in others:
             writer.add(name, tensor)
         for module, quantized in modules:
-            writer.add(f"{module}.{PACKED}", pack_codes(quantized.codes, quantized.bits))
+            words = pack_codes(quantized.codes, quantized.bits) if quantized.words is None else quantized.words
+            writer.add(f"{module}.{PACKED}", words)
             writer.add(f"{module}.{SCALE}", quantized.scales)
             writer.add(f"{module}.{SHAPE}", torch.tensor(quantized.codes.shape))
             if module.endswith("lm_head"):

@@ -1,18 +1,22 @@
 """The trained latents beside the grid they were trained on."""
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from components.checkpoint.census import skeleton, stored_modules
 from components.checkpoint.config import declared_grids
-from components.checkpoint.grid import SCALE, Quantized, read_module
-from components.checkpoint.quantize import integer_codes
+from components.checkpoint.grid import SCALE, Quantized, pack_latents, read_module
 from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
 from components.contract.log import Log
+
+WORKERS = 2
 
 
 class Latents:
@@ -58,15 +62,26 @@ class Latents:
         return latent
 
     def packed(self, log: Log) -> Iterator[tuple[str, Quantized]]:
-        """Yield each module's codes, trained or carried, on the student's scales."""
-        for done, module in enumerate(self.modules, 1):
-            original = self.original(module, codes=module in self.carried)
-            if module in self.carried:
-                yield module, original
-            else:
-                codes = integer_codes(self.latent(module, original), original.scales, original.bits)
-                yield module, replace(original, codes=codes)
-            log.progress(done, len(self.modules), module=module)
+        """Yield each module's codes, trained (as words) or carried, on the student's scales.
+
+        Two modules are made at a time, each by one thread: torch's own threads would meet after every short operation.
+        """
+        threads, left = torch.get_num_threads(), iter(self.modules)
+        with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            coming = deque((module, pool.submit(self._packed, module)) for module in islice(left, WORKERS))
+            for done in range(1, len(self.modules) + 1):
+                module, made = coming.popleft()
+                quantized = made.result()
+                coming.extend((after, pool.submit(self._packed, after)) for after in islice(left, 1))
+                yield module, quantized
+                log.progress(done, len(self.modules), module=module)
+        torch.set_num_threads(threads)
+
+    def _packed(self, module: str) -> Quantized:
+        original = self.original(module, codes=module in self.carried)
+        if module in self.carried:
+            return original
+        return replace(original, words=pack_latents(self.latent(module, original), original.scales, original.bits))
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:

@@ -7,7 +7,7 @@ from compressed_tensors.quantization.lifecycle.forward import quantize as librar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.checkpoint.grid import pack_codes, unpack_codes
+from components.checkpoint.grid import pack_codes, pack_latents, unpack_codes
 from components.checkpoint.quantize import dequantize, fake_quantize, integer_codes
 
 BITS = st.sampled_from([4, 8])
@@ -71,6 +71,13 @@ def test_packing_is_the_librarys_bit_for_bit(rows, columns, seed, bits):
     assert torch.equal(unpack_codes(packed, bits, columns), codes)
 
 
+@settings(deadline=None, max_examples=60)
+@given(**SHAPES, seed=st.integers(0, 2**31), dtype=st.sampled_from([torch.float32, torch.bfloat16]), bits=BITS)
+def test_latents_are_packed_as_the_library_packs_their_codes(rows, groups, size, seed, dtype, bits):
+    latents, scales = sample(rows, groups, size, seed, dtype)
+    assert torch.equal(pack_latents(latents, scales, bits), pack_to_int32(integer_codes(latents, scales, bits), bits))
+
+
 def test_every_pair_of_codes_is_packed_as_the_library_does():
     every = torch.arange(-8, 8, dtype=torch.int8)
     pairs = torch.cartesian_prod(every, every).view(64, 8)
@@ -89,6 +96,7 @@ def test_large_matrices_are_worked_on_in_parts_with_the_same_result():
     assert torch.equal(fake_quantize(latents, scales), exact.bfloat16())
     packed = pack_codes(codes, 4)
     assert torch.equal(packed, pack_to_int32(codes, 4))
+    assert torch.equal(pack_latents(latents, scales, 4), packed)
     assert torch.equal(unpack_codes(packed, 4, 1024), codes)
 
 
