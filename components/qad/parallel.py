@@ -1,1 +1,0 @@
-from components.training.parallel import Ranks, Shares, started  # noqa: D100, F401
