@@ -1,15 +1,18 @@
 """Study ``pack-speed``: packing beside copying what it wrote, and beside compressed-tensors' own model compressor.
 
 ``.venv/train/bin/python tests/benchmarks/pack_speed.py``; writes docs/results/pack-speed.*. The text model has
-Qwen3.5-4B's widths and random weights; 8 layers, the embedding with them. The three take turns on the same files:
-ours from student and latents to the folder, proofs excluded; a copy of that folder's files into a folder store; the
-library, which gets weights and scales as its model and writes it. Memory is what a process holds besides the files
-that it maps (its anonymous resident set, sampled), with one and with ten times the layers.
+Qwen3.5-4B's widths and random weights: 8 layers and the embedding, then 4 layers alone, where every byte is packed.
+These take turns on the same files: ours from student and latents to the folder, proofs excluded; a copy of that
+folder's files into a folder store; on the layers alone the library, which gets weights and scales as its model and
+writes it. What one leaves to be written to disk is written before the next starts, and the inputs are read once.
+Memory is what a process holds besides the files that it maps (its anonymous resident set, sampled), with one and with
+ten times the layers.
 """
 
 import argparse
 import json
 import math
+import os
 import shutil
 import statistics
 import subprocess
@@ -39,7 +42,8 @@ from components.contract.log import Log
 from components.pack.target import write_target
 from components.store.backend import Store
 
-LAYERS, FEW_LAYERS, GROUP, ROUNDS = 8, 4, 32, 5
+LAYERS, FEW_LAYERS, SMALL_VOCABULARY, GROUP, ROUNDS = 8, 4, 1024, 32, 5
+LARGEST = f"the largest tensor, an MLP's latents, has {9216 * 2560 * 2 / 1e9:.3f} GB"
 T_QUANTILE = 2.776  # of 5 rounds, 95 %
 DENSE = ("in_proj_a", "in_proj_b")
 
@@ -53,23 +57,29 @@ def main() -> int:
         print(peak_of(lambda: ours(arguments.peak, arguments.peak / "out")))
         return 0
     with tempfile.TemporaryDirectory(dir=study.ROOT / ".qdflash") as folder:
-        seconds = alternate(make(Path(folder, "model"), LAYERS))
-        peaks = {
-            count: peak(make(Path(folder, f"layers-{count}"), count, vocabulary=1024))
-            for count in (FEW_LAYERS, 10 * FEW_LAYERS)
-        }
+        whole = make(Path(folder, "model"), LAYERS)
+        seconds = alternate(whole, ("ours", "copy"))
+        shutil.rmtree(whole)
+        few, many = Path(folder, "few"), Path(folder, "many")
+        alone = alternate(make(few, FEW_LAYERS, SMALL_VOCABULARY), ("ours", "copy", "library"))
+        peaks = {FEW_LAYERS: peak(few), 10 * FEW_LAYERS: peak(make(many, 10 * FEW_LAYERS, SMALL_VOCABULARY))}
     rows = [
-        ratio("ours", "ratio_to_copy", seconds["copy"], seconds["ours"], f"{LAYERS} layers, proofs excluded"),
-        ratio("compressed-tensors", "ratio_to_copy", seconds["copy"], seconds["library"], "ModelCompressor"),
-        *(study.row(who, "seconds", statistics.median(found), "s", ROUNDS) for who, found in seconds.items()),
+        ratio("ours", "ratio_to_copy", seconds, "ours", f"{LAYERS} layers and the embedding, proofs excluded"),
+        ratio("ours", "ratio_to_copy", alone, "ours", f"{FEW_LAYERS} layers alone, proofs excluded"),
+        ratio("compressed-tensors", "ratio_to_copy", alone, "library", "the same; ModelCompressor"),
         *(
-            study.row("ours", "peak_memory_gb", found, "GB", note=f"{count} layers, a vocabulary of 1,024")
+            study.row(who, "seconds", statistics.median(found), "s", ROUNDS, note=note)
+            for note, of in ((f"{LAYERS} layers and the embedding", seconds), (f"{FEW_LAYERS} layers alone", alone))
+            for who, found in of.items()
+        ),
+        *(
+            study.row("ours", "peak_memory_gb", found, "GB", note=f"{count} layers alone; {LARGEST}")
             for count, found in peaks.items()
         ),
     ]
     versions = {name: version(name) for name in ("torch", "compressed-tensors", "safetensors")}
     study.write("pack-speed", ".venv/train/bin/python tests/benchmarks/pack_speed.py", versions, rows)
-    print(json.dumps({"seconds": seconds, "peaks": peaks}))
+    print(json.dumps({"seconds": seconds, "alone": alone, "peaks": peaks}))
     return 0
 
 
@@ -142,30 +152,40 @@ def copy(folder: Path, store: Path) -> None:
         Store(str(store)).upload(path, path.name)
 
 
-def alternate(folder: Path) -> dict[str, list[float]]:
-    """Return each round's seconds after a warm-up: ours, the copy of what it wrote and the library take turns."""
-    seconds: dict[str, list[float]] = {"ours": [], "copy": [], "library": []}
+def alternate(folder: Path, who: tuple[str, ...]) -> dict[str, list[float]]:
+    """Return each round's seconds after a warm-up; they take turns, and the copy is of what ours wrote before it."""
+    seconds: dict[str, list[float]] = {name: [] for name in who}
     for number in range(ROUNDS + 1):
-        written, copied, theirs = (folder / f"{name}-{number}" for name in ("ours", "copied", "library"))
-        steps: list[tuple[str, Callable[[], None]]] = [
-            ("ours", lambda out=written: ours(folder, out)),
-            ("copy", lambda source=written, store=copied: copy(source, store)),
-            ("library", lambda out=theirs: library(folder, out)),
-        ]
-        for who, step in steps if number % 2 else [steps[2], *steps[:2]]:
+        places = {name: folder / f"{name}-{number}" for name in who}
+        steps: dict[str, Callable[[], None]] = {
+            "ours": lambda places=places: ours(folder, places["ours"]),
+            "copy": lambda places=places: copy(places["ours"], places["copy"]),
+            "library": lambda places=places: library(folder, places["library"]),
+        }
+        for name in who if number % 2 else (*who[2:], *who[:2]):
+            os.sync()
+            read(folder)
             started = time.perf_counter()
-            step()
+            steps[name]()
             if number:
-                seconds[who].append(time.perf_counter() - started)
-        for place in (written, copied, theirs):
+                seconds[name].append(time.perf_counter() - started)
+        for place in places.values():
             shutil.rmtree(place)
-        print(number, {who: found[-1:] for who, found in seconds.items()}, flush=True)
+        print(number, {name: found[-1:] for name, found in seconds.items()}, flush=True)
     return seconds
 
 
-def ratio(variant: str, metric: str, over: list[float], under: list[float], note: str) -> dict[str, Any]:
-    """Return the mean of the rounds' ratios with its interval."""
-    found = [one / other for one, other in zip(over, under, strict=True)]
+def read(folder: Path) -> None:
+    """Read every input once, so that all find theirs in memory, as the copy does what was just written."""
+    for name in ("student", "latents"):
+        with (folder / name / "model.safetensors").open("rb") as file:
+            while file.read(1 << 24):
+                pass
+
+
+def ratio(variant: str, metric: str, seconds: dict[str, list[float]], under: str, note: str) -> dict[str, Any]:
+    """Return the mean of the rounds' ratios of the copy's seconds to ``under``'s, with its interval."""
+    found = [copied / other for copied, other in zip(seconds["copy"], seconds[under], strict=True)]
     mean, half = statistics.mean(found), T_QUANTILE * statistics.stdev(found) / math.sqrt(len(found))
     return study.row(variant, metric, mean, "ratio", len(found), low=mean - half, high=mean + half, note=note)
 
