@@ -24,17 +24,17 @@ def show(console: Console, plan: Plan, store: Store, progress: dict[str, Progres
     if measured:
         console.print(_measurements({label: artifact.metrics for label, artifact in measured.items() if artifact}))
         console.print(
-            "Every figure with its 95 % interval and n. On a CPU speculation is slower: drafting and verifying "
-            "a block costs more than the tokens that it saves. Its speed shows on a GPU, where a step waits for weights.",
+            "In brackets 95 % intervals. On a CPU a drafter rarely pays: drafting and verifying a block costs about what "
+            "its tokens save. Its speed shows on a GPU, where a step waits for weights.",
             style="dim",
         )
     for task in plan.tasks:
         artifact = made[task.name]
         if artifact and task.stage == "report":
             page = copy_report(artifact, plan.recipe)
-            console.print(f"report: {page}", soft_wrap=True, highlight=False)
+            console.print(f"report: {page}", markup=False, soft_wrap=True, highlight=False)
         if artifact and task.stage == "bundle":
-            console.print(f"serve it: qdflash serve {recipe}", soft_wrap=True, highlight=False)
+            console.print(f"serve it: qdflash serve {recipe}", markup=False, soft_wrap=True, highlight=False)
 
 
 def copy_report(artifact: Artifact, recipe: str) -> Path:

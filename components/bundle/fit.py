@@ -31,6 +31,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def context_length(target: Path) -> int | None:
+    """Return the longest sequence that a target's config allows, in tokens; None where it says nothing."""
+    config = read_config(target)
+    longest: int | None = config.get("text_config", config).get("max_position_embeddings")
+    return longest
+
+
 def drafter_shape(folder: Path) -> Shape:
     """Read a drafter's shape from either layout that vLLM loads.
 

