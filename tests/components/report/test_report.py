@@ -135,7 +135,7 @@ def test_text_from_the_model_is_escaped(tasks):
 
 def test_the_reader_is_told_of_the_cpu_and_of_the_dequantised_teacher(tasks):
     said = " ".join(notes(tasks))
-    assert "slower here than none" in said
+    assert "slower here, or hardly faster, than none" in said
     assert "Q4_1" in said
     del tasks["teacher"]
     assert "Q4_1" not in " ".join(notes(tasks))
@@ -188,3 +188,15 @@ def test_bytes_of_a_step_come_from_the_headers_of_what_was_served(tmp_path, monk
     assert rows["bytes moved per token (MB)"] == ["0.002704", "0.002632"]
     text, _ = render("a run", tasks, 6)
     assert "Bytes moved per step" in text
+
+
+def test_a_line_separator_in_an_answer_ends_no_row(tmp_path, monkeypatch):
+    monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "home"))
+    store = Store(str(tmp_path / "store"))
+    text = "one\u2028two\u2029three\x85four"
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    (folder / "samples.jsonl").write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n", encoding="utf-8")
+    manifest = {"config": {}, "inputs": {}, "metrics": {}, "seconds": 1.5, "versions": {}}
+    measured, _ = commit(store, "qad", "8" * 64, folder, manifest)
+    assert collect({"qad": Input(measured.uri)})["qad"].samples == [{"text": text}]
