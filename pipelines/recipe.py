@@ -232,6 +232,7 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
     faults = [_as_written(fault, data) for fault in faults]
     if files:
         faults.extend(_prompt_sources(configs, files))
+    faults.extend(_profile(configs))
     resources = _resources(data.get("resources") or {}, tasks, section, faults)
     placed = cluster.tasks if cluster else {}
     faults.extend(_unknown(f"cluster.tasks.{name}", name, tasks) for name in placed if name not in tasks)
@@ -251,6 +252,14 @@ def _prompt_sources(configs: dict[str, Any], files: Files) -> list[str]:
     known = SHARED["prompts"]
     faults.extend(_unknown(f"files.manifests.{name}", name, known) for name in files.manifests if name not in known)
     return faults
+
+
+def _profile(configs: dict[str, Any]) -> list[str]:
+    """Demand that what deploy, the last task, serves is a profile of the bundle."""
+    deploy, bundle = configs["deploy"], configs["bundle"]
+    if not deploy or not bundle or deploy.profile in bundle.serving.profiles:
+        return []
+    return [f"deploy.profile: {deploy.profile} is no profile of bundle.serving ({', '.join(bundle.serving.profiles)})"]
 
 
 def filled(task: str, tasks: Iterable[str], template: Template, cluster: Cluster) -> dict[str, Any]:
@@ -287,7 +296,7 @@ def _resources(given: Any, tasks: list[str], section: Any, faults: list[str]) ->
         faults.append("resources: expected a mapping of stage or task to cpu and memory_gb")
         return {}
     known = {*TASKS, *STAGES}
-    faults.extend(_unknown(f"resources.{name}", name, known) for name in given if name not in known)
+    faults.extend(_unknown(f"resources.{name}", str(name), known) for name in given if name not in known)
     found = {}
     for task in tasks:
         stage = TASKS[task]

@@ -51,6 +51,7 @@ def test_the_template_reaches_every_stage_that_has_one() -> None:
         ("cluster.tasks.qda.gpus=1", "cluster.tasks.qda: unknown field, did you mean qad?"),
         ("prompts=7", "prompts: expected a mapping of fields"),
         ("measure=[1, 2]", "measure: expected a mapping of fields"),
+        ("deploy.profile=a100", "deploy.profile: a100 is no profile of bundle.serving (cpu, a10g, h200)"),
         ("name=No Spaces", "name: must match"),
         ("int4={}", "int4, ptq: give one of the two"),
         ("prompts_a.dataset={id: a/b, revision: " + "a" * 40 + "}", "prompts_a.dataset, files.prompts_a: give one"),
