@@ -4,6 +4,8 @@ Exit codes: 0 done, 1 a bug of ours, 2 the user must change something, 3 a gate 
 """
 
 import argparse
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -14,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,7 +28,7 @@ from pydantic_core import to_jsonable_python
 from components.contract import errors
 from components.contract.context import Input, Inputs, Output
 from components.contract.digest import StageConfig, stage_digest
-from components.contract.errors import StageError, UserError
+from components.contract.errors import StageError, TransientError, UserError
 from components.contract.log import Log
 from components.contract.stage import Stage, load
 from components.store import cache
@@ -109,6 +112,10 @@ def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) 
     try:
         artifact = _run(stage, module, config, inputs, arguments, store, work, lease, log, digest)
         work.clear()
+    except Exception as error:
+        if lease.is_taken():
+            raise TransientError(f"another process took over {stage}/{digest}; run again") from error
+        raise
     finally:
         lease.release()
     return artifact
@@ -145,8 +152,7 @@ def _run(
     log: Log,
     digest: str,
 ) -> Artifact:
-    scratch = _scratch(stage)
-    try:
+    with _scratch(stage) as scratch:
         output = Output(path=scratch / "out", scratch=scratch, work=work, log=log)
         output.path.mkdir()
         started = time.time()
@@ -170,8 +176,6 @@ def _run(
             cache.keep(artifact, output.path)
         log.event("done" if won else "adopted", uri=artifact.uri, seconds=manifest["seconds"])
         return artifact
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _parser(stage: str, module: Stage) -> argparse.ArgumentParser:
@@ -226,14 +230,26 @@ def _bind(module: Stage, pairs: list[str]) -> Inputs:
     return Inputs(bound)
 
 
-def _scratch(stage: str) -> Path:
+@contextlib.contextmanager
+def _scratch(stage: str) -> Iterator[Path]:
+    """Make a folder that goes at the end, and remove those of processes that were killed.
+
+    Its process holds a lock in it: a pid says nothing to another pid namespace on the same home.
+    """
     root = cache.home() / "tmp"
     root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob("*-*-*"):
-        pid = left.name.split("-")[1]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{stage}-{os.getpid()}-", dir=root))
+    for left in root.glob("*-*-????????/.lock"):
+        with contextlib.suppress(OSError), left.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{stage}-{os.getpid()}-", dir=root))
+    try:
+        with (folder / ".locking").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            Path(lock.name).rename(folder / ".lock")  # seen by others only once it is held
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _versions() -> dict[str, str]:

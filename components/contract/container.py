@@ -7,7 +7,7 @@ from typing import Any
 
 from kfp import dsl
 
-from components.contract.context import FILES
+from components.contract.context import is_stored_file
 
 
 def container_component(
@@ -45,7 +45,7 @@ def artifact_inputs(argv: Sequence[str]) -> dict[str, str]:
     pairs = [after.partition("=")[::2] for flag, after in itertools.pairwise(argv) if flag == "--input"]
     bound: dict[str, list[str]] = {}
     for port, uri in pairs:
-        if f"/{FILES}/" not in uri:
+        if not is_stored_file(uri):
             bound.setdefault(port, []).append(uri)
     named = {}
     for port, uris in bound.items():

@@ -1,5 +1,6 @@
 """What a stage's ``run`` is given: its inputs, and the place for its output."""
 
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,12 @@ from components.store.backend import Store
 from components.store.work import Work
 
 FILES = "_files"
+_STORED = re.compile(rf".*/{FILES}/[0-9a-f]{{64}}/[^/]+", re.DOTALL)
+
+
+def is_stored_file(uri: str) -> bool:
+    """Say whether an address is ``<store>/_files/<sha256>/<name>``; a store's own folders may be called anything."""
+    return _STORED.fullmatch(uri) is not None
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Input:
     @cached_property
     def digest(self) -> str:
         """The artifact's digest, or the sha256 of a plain file."""
-        if self._is_stored_file:
+        if is_stored_file(self.uri):
             return self.uri.rsplit("/", 2)[1]
         if self._is_local_file:
             return file_sha256(Path(self.uri))
@@ -45,7 +52,7 @@ class Input:
         """A local, verified, read-only copy: a folder for an artifact, a file for a plain file."""
         if self._is_local_file:
             return Path(self.uri)
-        if self._is_stored_file:
+        if is_stored_file(self.uri):
             return self._fetch_file()
         return cache.fetch(self.artifact)
 
@@ -68,12 +75,8 @@ class Input:
         return self.artifact.metrics
 
     @property
-    def _is_stored_file(self) -> bool:
-        return f"/{FILES}/" in self.uri
-
-    @property
     def _is_local_file(self) -> bool:
-        return not self._is_stored_file and not urlsplit(self.uri).scheme and Path(self.uri).is_file()
+        return not is_stored_file(self.uri) and not urlsplit(self.uri).scheme and Path(self.uri).is_file()
 
     def _fetch_file(self) -> Path:
         base, _, rest = self.uri.rpartition(f"/{FILES}/")

@@ -26,7 +26,7 @@ class Log:
         self._first_done = 0
 
     def event(self, name: str, /, **fields: Any) -> None:
-        """Write one line; values are JSON when they hold spaces."""
+        """Write one line; values are JSON when they hold more than one printable word."""
         words = [f"{key}={_value(value)}" for key, value in fields.items()]
         print(time.strftime("%H:%M:%S"), self.stage, name, *words, file=self._stream, flush=True)
 
@@ -52,4 +52,5 @@ def _value(value: Any) -> str:
     if isinstance(value, dict | list | tuple):
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if " " in text or not text else text
+    plain = text.isprintable() and text and " " not in text and not text.startswith('"')
+    return text if plain else json.dumps(text, ensure_ascii=False)

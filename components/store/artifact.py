@@ -6,7 +6,9 @@ and removes its own attempt.
 """
 
 import json
+import math
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -55,6 +57,10 @@ def read_manifest(store: Store, stage: str, digest: str) -> Artifact | None:
     try:
         manifest = json.loads(data)
         names = [manifest["attempt"], *(entry["path"] for entry in manifest["files"])]
+        if not manifest["files"] or not isinstance(manifest["metrics"], dict):
+            raise ValueError("not what commit writes")
+        if not all(isinstance(entry["size"], int) and isinstance(entry["sha256"], str) for entry in manifest["files"]):
+            raise ValueError("a file without size or digest")
         if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
             raise ValueError("leaves its folder")
     except (ValueError, KeyError, TypeError) as error:
@@ -87,12 +93,14 @@ def commit(
     Returns the artifact under ``digest`` and whether it is this attempt (False: another writer was first, its
     artifact is returned and this attempt is removed). ``replace`` is for stages that are never memoised: the new
     manifest takes the place of an earlier one, whose attempt is then removed.
-    Raises :class:`UserError` when ``folder`` has no file.
+    Raises :class:`UserError` when ``folder`` has no file, or the manifest a number that JSON cannot hold.
     """
     attempt = uuid.uuid4().hex[:12]
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     if not paths:
         raise UserError(f"stage {stage} wrote no file; nothing to commit")
+    if faults := list(_not_finite(manifest)):
+        raise UserError(f"stage {stage}: {faults[0]} is not a finite number; its inputs or its config are at fault")
     base = f"{stage}/{digest}"
     files = []
     for path in paths:
@@ -111,6 +119,14 @@ def commit(
     if artifact is None:
         raise UserError(f"artifact {store.uri(base)} was removed while it was committed; run again")
     return artifact, artifact.manifest["attempt"] == attempt
+
+
+def _not_finite(value: Any, path: str = "") -> Iterator[str]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, one in items:
+        yield from _not_finite(one, f"{path}.{key}".lstrip("."))
 
 
 def verify(artifact: Artifact, scratch: Path) -> list[str]:

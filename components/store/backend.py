@@ -44,6 +44,10 @@ class Store:
         self.url = url.rstrip("/")
         if not self.url or self.url in ("s3:", "file:"):
             raise UserError(f"store {url}: names no bucket or folder")
+        if re.match(r"[a-z0-9]+:/(?!/)", self.url):
+            raise UserError(f"store {url}: one slash too few; s3://bucket/prefix or a folder is expected")
+        if "@" in self.url.partition("://")[2].partition("/")[0]:
+            raise UserError("store: its address holds credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
         self.is_local = "://" not in self.url or self.url.startswith("file://")
         if self.is_local:
             self.root = str(Path(self.url.removeprefix("file://")).absolute())
@@ -132,13 +136,14 @@ class Store:
 
     def keys(self, prefix: str) -> list[str]:
         """List every object below the folder ``prefix``, sorted; temporary files are not objects."""
+        folder = self._path(prefix) if prefix else self.root
         with self._errors(prefix):
             try:
-                found = self.fs.find(self._path(prefix))
+                found = self.fs.find(folder)
             except (FileNotFoundError, NotADirectoryError):
                 return []
         cut = len(self.root) + 1
-        inside = [path for path in found if path.startswith(f"{self._path(prefix)}/")]
+        inside = [path for path in found if path.startswith(f"{folder}/")]
         return sorted(path[cut:] for path in inside if not Path(path).name.startswith(".tmp-"))
 
     def folders(self, prefix: str) -> list[str]:

@@ -27,7 +27,7 @@ _DOWNLOAD_SECONDS = 3600.0
 
 def home() -> Path:
     """The state folder: ``QDFLASH_HOME``, else ``.qdflash`` in the current folder."""
-    return Path(os.environ.get("QDFLASH_HOME", ".qdflash")).absolute()
+    return Path(os.environ.get("QDFLASH_HOME") or ".qdflash").absolute()
 
 
 def fetch(artifact: Artifact) -> Path:

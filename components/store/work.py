@@ -58,7 +58,9 @@ class Work:
             return False
         shutil.rmtree(folder, ignore_errors=True)
         for entry in index["files"]:
-            self._store.download(f"{index['copy']}/{entry['path']}", folder / entry["path"])
+            if self._store.size(key := f"{index['copy']}/{entry['path']}") is None:
+                return False
+            self._store.download(key, folder / entry["path"])
             if file_sha256(folder / entry["path"]) != entry["sha256"]:
                 return False
         return True
@@ -78,5 +80,9 @@ class Work:
         return f"{self.prefix}/index/{name}.json"
 
     def _index(self, name: str) -> dict | None:
-        data = self._store.read(self._index_key(name))
-        return None if data is None else json.loads(data)
+        """Return a folder's index, or None when there is none that can be read: its folder is then not there."""
+        try:
+            index = json.loads(self._store.read(self._index_key(name)) or b"")
+            return {"copy": index["copy"], "files": index["files"]}
+        except (ValueError, KeyError, TypeError):
+            return None

@@ -1,5 +1,6 @@
 """Real processes of a stage: commit, memoise, race, be killed, fail in one line."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 from components.contract.errors import UserError
 from components.store import cache
-from components.store.artifact import read_manifest, verify
+from components.store.artifact import commit, read_manifest, verify
 from components.store.backend import Store
 from components.store.lease import TTL_SECONDS
 from tests.conftest import Probe, open_store
@@ -301,3 +302,46 @@ def test_config_from_a_file(probe: Probe, tmp_path: Path):
 def test_a_number_that_canonical_json_cannot_hold(probe: Probe, tmp_path: Path):
     with pytest.raises(UserError, match="numbers must be finite"):
         probe.invocation(Store(str(tmp_path)), number=float("inf"))
+
+
+def test_an_error_after_another_process_took_over_is_no_bug(probe: Probe, tmp_path: Path):
+    store = Store(str(tmp_path / "store"))
+    call = probe.invocation(store, steps=1, hold=True, fail="Bug")
+    process = probe.start(call.argv)
+    wait_for(probe.trace)
+    store.write(f"_work/probe/{call.digest}/_lease.json", b'{"owner": "another"}')
+    Path(f"{probe.trace_path}.go").touch()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "another process took over" in errors.splitlines()[-1]
+
+
+def test_scratch_that_is_locked_stays_whatever_its_pid_says(probe: Probe, tmp_path: Path):
+    tmp = Path(os.environ["QDFLASH_HOME"]) / "tmp"
+    for name in ("probe-4999999-abcdefgh", "probe-4999998-abcdefgh", "my-own-folder12"):
+        (tmp / name).mkdir(parents=True)
+    for name in ("probe-4999999-abcdefgh", "probe-4999998-abcdefgh"):
+        (tmp / name / ".lock").touch()
+    with (tmp / "probe-4999999-abcdefgh" / ".lock").open() as held:  # its process lives in another pid namespace
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert probe.run(probe.invocation(Store(str(tmp_path / "store"))).argv).returncode == 0
+    assert {path.name for path in tmp.iterdir()} == {"probe-4999999-abcdefgh", "my-own-folder12"}
+
+
+def test_a_metric_that_is_no_number_is_named_before_anything_is_uploaded(probe: Probe, tmp_path: Path):
+    store = Store(str(tmp_path / "store"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").write_text("x")
+    with pytest.raises(UserError, match=r"metrics\.loss\.1 is not a finite number"):
+        commit(store, "probe", "d" * 64, tmp_path / "out", {"metrics": {"loss": [1.0, float("nan")]}})
+    assert store.keys("probe") == []
+
+
+def test_a_store_may_lie_below_a_folder_that_is_called_files(probe: Probe, tmp_path: Path):
+    store = Store(str(tmp_path / "_files" / "store"))
+    digests = set()
+    for text in ("one", "two"):
+        first = probe.invocation(store, text=text)
+        assert probe.run(first.argv).returncode == 0
+        digests.add(probe.invocation(store, {"before": [first.uri]}).digest)
+    assert len(digests) == 2

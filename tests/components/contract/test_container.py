@@ -67,13 +67,13 @@ def test_components_chain_in_a_pipeline_of_ones_own() -> None:
 def test_executor_output_is_what_kfp_reads(tmp_path: Path, home: Path) -> None:
     """A stage run by its command line hands KFP the copy of its manifest, with digest and address as metadata."""
     store = Store(str(tmp_path / "store"))
-    config = load("gate").Config(names=["m"], rules=[])
+    config = load("gate").Config(names=["m"], rules=[{"name": "size", "metric": "m.size", "at_least": 1}])
     evidence = tmp_path / "evidence"
     evidence.mkdir()
     (evidence / "x").write_text("x")
     from components.store.artifact import commit
 
-    commit(store, "measure", "a" * 64, evidence, {"metrics": {}})
+    commit(store, "measure", "a" * 64, evidence, {"metrics": {"size": 1}})
     call = invocation("gate", store.url, config, {"measurements": [store.uri(f"measure/{'a' * 64}")]})
     output, copy, address = tmp_path / "out" / "executor.json", tmp_path / "kfp" / "artifact", "s3://kfp/v2/artifact"
     kfp = ["--executor-output", str(output), "--executor-artifact", str(copy), address]
@@ -100,3 +100,8 @@ def test_executor_output_is_what_kfp_reads(tmp_path: Path, home: Path) -> None:
     committed = read_manifest(store, "gate", call.digest)
     assert committed
     assert json.loads(copy.read_text()) == committed.manifest
+
+
+def test_an_artifact_of_a_store_below_a_folder_that_is_called_files_is_no_plain_file() -> None:
+    uri = f"s3://b/_files/runs/ptq/{'1' * 64}"
+    assert artifact_inputs(["--input", f"model={uri}"]) == {"model": uri}

@@ -229,3 +229,14 @@ def test_full_disk_leaves_nothing_visible(small_disk: Path, tmp_path: Path):
         store.create("a/other", bytes(2 << 20))
     assert store.keys("a") == []
     assert [path for path in small_disk.rglob("*") if path.is_file()] == []
+
+
+def test_an_address_that_lacks_a_slash_is_refused():
+    with pytest.raises(UserError, match="one slash too few"):
+        Store("s3:/bucket/runs")
+
+
+def test_credentials_in_an_address_are_refused_and_not_repeated():
+    with pytest.raises(UserError, match="holds credentials") as refusal:
+        Store("s3://user:pw@bucket/runs")
+    assert "pw@" not in str(refusal.value)

@@ -66,3 +66,8 @@ def test_a_damaged_copy_is_fetched_again(
     damage(file)
     assert (cache.fetch(artifact) / "file").read_bytes() == b"the right bytes"
     assert cache.fetch_file(artifact, "file").read_bytes() == b"the right bytes"
+
+
+def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QDFLASH_HOME", "")
+    assert cache.home() == Path(".qdflash").absolute()

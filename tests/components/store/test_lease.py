@@ -13,6 +13,7 @@ from components.store import cache, lease
 from components.store.artifact import commit
 from components.store.backend import Store
 from components.store.lease import Lease
+from components.store.work import Work
 
 KEY = "_work/probe/x/_lease.json"
 
@@ -113,3 +114,22 @@ def test_a_view_that_a_process_holds_is_not_evicted(tmp_path: Path, home: Path, 
         if number == 0:
             held = view
     assert (held / "file").stat().st_size == 1_000_000
+
+
+@pytest.mark.parametrize("damage", ["index", "list", "file", "bytes"])
+def test_a_damaged_folder_of_work_counts_as_not_there(store: Store, tmp_path: Path, damage: str):
+    work = Work(store, "_work/probe/x")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "file").write_text("state")
+    work.put_folder("step", tmp_path / "state")
+    key = next(key for key in store.keys("_work/probe/x/folders"))
+    if damage == "file":
+        store.delete(key)
+    elif damage == "bytes":
+        store.write(key, b"STATE")
+    else:
+        store.write("_work/probe/x/index/step.json", b'{"copy": ' if damage == "index" else b"[]")
+    assert not work.get_folder("step", tmp_path / "back")
+    work.put_folder("step", tmp_path / "state")
+    assert work.get_folder("step", tmp_path / "back")
+    assert (tmp_path / "back" / "file").read_text() == "state"
