@@ -62,6 +62,7 @@ def judge(rule: Rule, evidence: Evidence) -> dict[str, Any]:
     kind, operand = rule.bound
     value = lookup(evidence, rule.metric)
     limit = lookup(evidence, operand) if isinstance(operand, str) else operand
+    number, limit = _number(value), _number(limit)
     words = kind.replace("_", " ")
     demand = f"{words} {operand}" if rule.times == 1 else f"{words} {rule.times:g} × {operand}"
     if isinstance(operand, str) and limit is not None:
@@ -69,9 +70,9 @@ def judge(rule: Rule, evidence: Evidence) -> dict[str, Any]:
     finding = {"name": rule.name, "metric": rule.metric, "value": value, "demand": demand}
     if rule.needs is not None and lookup(evidence, rule.needs) is False:
         return {**finding, "status": "no power"}
-    if value is None or limit is None:
+    if number is None or limit is None:
         return {**finding, "status": "missing"}
-    number, limit = float(value), float(limit) * rule.times
+    limit *= rule.times
     holds = {
         "at_least": number >= limit,
         "at_most": number <= limit,
@@ -79,3 +80,7 @@ def judge(rule: Rule, evidence: Evidence) -> dict[str, Any]:
         "below": number < limit,
     }[kind]
     return {**finding, "status": "pass" if holds else "fail"}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

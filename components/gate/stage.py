@@ -24,7 +24,7 @@ class Config(StageConfig):
     """Which metrics are judged, and how."""
 
     names: list[str] = Field(description="Task names of the inputs: measurements first, then stages, in order")
-    rules: list[Rule] = Field(description="Every rule must hold; a metric that is missing does not hold")
+    rules: list[Rule] = Field(description="Every rule must hold; a metric that is missing does not hold", min_length=1)
 
     @model_validator(mode="after")
     def _rules_name_known_tasks(self) -> "Config":

@@ -28,6 +28,8 @@ EVIDENCE = {
         ({"metric": "pair.parity.broken", "below": 0}, "fail"),
         ({"metric": "pair.parity.nothing", "at_most": 0}, "missing"),
         ({"metric": "pair.parity.broken", "at_most": "pair.nothing"}, "missing"),
+        ({"metric": "pair.acceptance_length", "at_least": 1}, "missing"),
+        ({"metric": "pair.parity.broken", "at_most": "pair.acceptance_length", "times": 2}, "missing"),
         ({"metric": "target.quality.ifeval.score", "at_least": "baseline.quality.ifeval.score", "times": 0.9}, "fail"),
         ({"metric": "target.quality.ifeval.score", "at_least": "baseline.quality.ifeval.score", "times": 0.8}, "pass"),
         (
@@ -55,6 +57,11 @@ def test_a_rule_needs_exactly_one_bound():
 def test_a_rule_on_an_unknown_task_is_refused_when_the_config_is_read():
     with pytest.raises(ValidationError, match="names no task"):
         stage.Config(names=["pair"], rules=[{"name": "r", "metric": "pear.x", "at_least": 1}])
+
+
+def test_a_gate_without_rules_is_refused():
+    with pytest.raises(ValidationError, match="rules"):
+        stage.Config(names=["pair"], rules=[])
 
 
 @pytest.mark.parametrize(("broken", "code"), [(0, 0), (2, 3)])
