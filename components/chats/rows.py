@@ -18,12 +18,20 @@ Row = dict[str, Any]
 def read_rows(folder: Path) -> Iterator[Row]:
     """Yield the rows of every ``*.jsonl`` file in ``folder``, in file order; a torn line is an error that names it."""
     for path in sorted(folder.glob("*.jsonl")):
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise UserError(f"{path}:{number}: not a JSON row; the file is torn or not JSONL") from error
+        for number, line in enumerate(read_lines(path), 1):
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{path}:{number}: not a JSON row; the file is torn or not JSONL") from error
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield a text file's lines; a byte order mark is not part of the first. Other encodings are an error."""
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            yield from lines
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 ({error}); convert it") from error
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> int:

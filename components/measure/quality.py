@@ -117,7 +117,7 @@ def _read(files: dict[str, Path], name: str, fields: tuple[str, ...]) -> list[Ro
         given = ", ".join(sorted(files)) or "none"
         raise UserError(f"quality: the tasks input has no file called {name} (given: {given})")
     rows = []
-    for number, line in enumerate(files[name].read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(files[name].read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
         try:
             row = json.loads(line)
         except ValueError as error:

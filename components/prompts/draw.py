@@ -40,6 +40,8 @@ class Meter:
             column = self._parts.table(names[part], ["conversation"]).column("conversation").take(list(positions))
             key = f"lengths/{self._step:05d}-{part:05d}"
             known = self._work.get(key)
+            if known is not None and len(known) != 4 * len(rows):
+                known = None  # damaged: measured anew
             lengths: list[int] = [] if known is None else np.frombuffer(known, np.int32).tolist()
             for start in range(0, len(rows), _BATCH):
                 conversations = column.slice(start, _BATCH).to_pylist()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from components.chats.rows import read_rows
+from components.chats.rows import read_lines, read_rows
 from components.contract.errors import UserError
 from components.prompts.clean import Turns
 
@@ -84,14 +84,13 @@ def texts_of(path: Path) -> Iterator[str]:
         for row in read_rows(path):
             yield from (turn["content"] for turn in row["conversations"] if turn["role"] == "user")
         return
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                yield from _strings(json.loads(line))
-            except ValueError as error:
-                raise UserError(f"held_out {path.name}: line {number} is not JSON") from error
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            yield from _strings(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"held_out {path.name}: line {number} is not JSON") from error
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -6,7 +6,7 @@ pass goes on behind the last part of each shard.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,15 @@ class Parts:
         """Return ``{read, dropped: [[category, reason, count]], last}`` of a part."""
         return json.loads(pq.read_schema(self._fetched(name)).metadata[b"about"])
 
+    def whole(self, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """Yield what :meth:`about` says of each part, up to the first that is damaged: it counts as not there."""
+        for name in names:
+            try:
+                pq.read_table(self._fetched(name))
+                yield self.about(name)
+            except (pa.ArrowException, OSError, TypeError, KeyError):
+                return
+
     def _fetched(self, name: str) -> Path:
         path = self._path(name)
         if not path.exists():
@@ -97,7 +106,7 @@ def read(
     done = parts.names()
     rows = 0
     for number, shard in enumerate(shards):
-        before = [parts.about(name) for name in done if name.startswith(f"read/{number:05d}-")]
+        before = list(parts.whole(name for name in done if name.startswith(f"read/{number:05d}-")))
         start = sum(about["read"] for about in before)
         if not (before and before[-1]["last"]):
             for index, part in enumerate(_stretches(shard.rows(start), system, manifest, held_out), len(before)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.chats.rows import Row
+from components.chats.rows import Row, read_lines
 from components.contract.errors import TransientError, UserError, one_line
 
 COLUMNS = ("id", "uuid", "category", "conversations", "messages")
@@ -37,16 +37,17 @@ def of_files(paths: list[Path]) -> list[Shard]:
 
 def _jsonl(path: Path, start: int) -> Iterator[Row]:
     number = 0
-    with path.open(encoding="utf-8") as file:
-        lines = (line for line in file if line.strip())
-        for number, line in enumerate(itertools.islice(lines, start, None), start + 1):
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{path.name}: row {number} is not JSON ({error})") from error
-            if not isinstance(row, dict):
-                raise UserError(f"{path.name}: row {number} is not a JSON object")
-            yield row
+    lines = (line for line in read_lines(path) if line.strip())
+    for number, line in enumerate(itertools.islice(lines, start, None), start + 1):
+        try:
+            row = json.loads(line)
+            if "\\u" in line:
+                json.dumps(row, ensure_ascii=False).encode()  # an escape may be half a surrogate pair
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path.name}: row {number} is not JSON ({one_line(error, 120)})") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{path.name}: row {number} is not a JSON object")
+        yield row
     if number == start == 0:
         raise UserError(f"{path}: no prompts in it; a row is {{id?, category?, conversations: [{{role, content}}]}}")
 
@@ -62,7 +63,14 @@ def _parquet(path: Path, start: int) -> Iterator[Row]:
     columns = [name for name in file.schema_arrow.names if name in COLUMNS]
     if not {"conversations", "messages"} & set(columns) or file.metadata.num_rows == 0:
         raise UserError(f"{path.name}: no prompts in it; a row is {{id | uuid, category?, conversations | messages}}")
-    for batch in file.iter_batches(batch_size=1024, columns=columns):
+    batches = file.iter_batches(batch_size=1024, columns=columns)
+    while True:
+        try:
+            batch = next(batches, None)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError(f"{path.name}: damaged ({one_line(error, 120)}); fetch it again") from error
+        if batch is None:
+            return
         if start < batch.num_rows:
             yield from batch.slice(start).to_pylist()
         start = max(start - batch.num_rows, 0)

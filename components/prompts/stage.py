@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from components.chats.rows import Row, read_rows, write_rows
+from components.chats.rows import Row, read_lines, read_rows, write_rows
 from components.chats.template import Template
 from components.contract.context import Input, Inputs, Output
 from components.contract.digest import StageConfig
@@ -139,7 +139,7 @@ def _tokenizer(model: Input) -> "Tokenizer":
 
 
 def _ids(manifest: Input) -> set[str]:
-    ids = {line.strip() for line in manifest.path.read_text(encoding="utf-8").split("\n")} - {""}
+    ids = {line.strip() for line in read_lines(manifest.path)} - {""}
     if not ids:
         raise UserError(f"manifest {manifest.path.name}: no ids in it; it holds one a line")
     return ids

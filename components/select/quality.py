@@ -65,7 +65,7 @@ def _rows(name: str, file: str, path: Path) -> list[dict[str, Any]]:
     if name not in SPLITS:
         raise UserError(f"select.tasks: {file} is none of {', '.join(f'{task}.jsonl' for task in SPLITS)}")
     try:
-        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except ValueError as error:
         raise UserError(f"select.tasks: {file}: not JSON lines ({error})") from error
     for number, row in enumerate(rows, 1):

@@ -8,7 +8,13 @@ import pytest
 from components.chats.rows import write_rows
 from components.contract.cli import main
 from components.contract.errors import UserError
+from components.contract.log import Log
 from components.prompts import sources
+from components.prompts.overlap import HeldOut
+from components.prompts.read import Parts
+from components.prompts.read import read as read_all
+from components.store.backend import Store
+from components.store.work import Work
 from tests.components.prompts import hub, nemotron
 from tests.components.prompts.conftest import Stage, read
 from tests.components.prompts.nemotron import REPOSITORY, REVISION
@@ -18,11 +24,20 @@ SPLITS = ["stem", "chat", "multilingual_de"]
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "no prompts in it"), ("\n\n", "no prompts in it"), ('{"a": 1}\n{"a', "row 2 is not JSON"), ("[1]", "row 1")],
+    [
+        (b"", "no prompts in it"),
+        (b"\n\n", "no prompts in it"),
+        (b'{"a": 1}\n{"a', "row 2 is not JSON"),
+        (b"[1]", "row 1"),
+        (b'{"a": "caf\xe9"}', "not UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
+        (b'{"a": "\\ud800"}', "row 1 is not JSON"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "row 1 is not JSON"),
+    ],
 )
-def test_a_bad_jsonl_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_a_bad_jsonl_file_is_named(tmp_path: Path, text: bytes, said: str) -> None:
     path = tmp_path / "questions.jsonl"
-    path.write_text(text)
+    path.write_bytes(text)
     with pytest.raises(UserError, match=rf"questions\.jsonl.*{said}"):
         list(sources.of_files([path])[0].rows(0))
 
@@ -139,3 +154,37 @@ def test_a_manifest_of_another_data_set_is_an_error(
         manifest.write_text(text)
         assert main("prompts", stage.argv({"count": 1}, {"files": files, "manifest": [str(manifest)]})) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_and_an_escaped_pair_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + b'{"a": "\\ud83d\\ude00"}\n')
+    assert list(sources.of_files([path])[0].rows(0)) == [{"a": "\U0001f600"}]
+
+
+def test_a_damaged_page_of_a_parquet_file_is_named(tmp_path: Path) -> None:
+    (path,) = nemotron.write(tmp_path, "stem", [[nemotron.row(f"Question {n}?", "stem") for n in range(3000)]])
+    data = bytearray(path.read_bytes())
+    data[4 : len(data) // 2] = b"\xff" * (len(data) // 2 - 4)
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=rf"{path.name}: damaged"):
+        list(sources.of_files([path])[0].rows(0))
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1 no", None])
+def test_a_damaged_part_is_read_again_with_those_behind_it(tmp_path: Path, damage: bytes | None) -> None:
+    def sources_read(folder: str, work: Work) -> list[list[str]]:
+        parts = Parts(work, tmp_path / folder)
+        read_all(shards, parts, None, None, HeldOut([]), Log("prompts"))
+        return [parts.table(name, ["id"]).column("id").to_pylist() for name in parts.names()]
+
+    write_rows(tmp_path / "a.jsonl", (nemotron.row(f"Question {number}?", "stem") for number in range(7)))
+    shards = sources.of_files([tmp_path / "a.jsonl"])
+    work = Work(Store(str(tmp_path / "store")), "_work")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("components.prompts.read.PART_ROWS", 2)
+        whole = sources_read("first", work)
+        assert len(whole) == 4
+        good = work.get("read/00000-00001") or b""
+        work.put("read/00000-00001", good[:40] + b"\xff" * 60 + good[100:] if damage is None else damage)
+        assert sources_read("second", work) == whole
