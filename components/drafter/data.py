@@ -116,6 +116,19 @@ def choose_mask_token(tokenizer: object, vocabulary: int, chats: Iterable[Chat],
     return free[0]
 
 
+def refuse_unknown_tokens(vocabulary: int, chats: Iterable[Chat]) -> None:
+    """Refuse chats of another tokenizer.
+
+    Raises:
+        UserError: it names the first chat with an id outside the target's vocabulary.
+    """
+    for chat in chats:
+        if bool(((chat.token_ids < 0) | (chat.token_ids >= vocabulary)).any()):
+            raise UserError(
+                f"chat {chat.id}: a token id is not among the target's {vocabulary}; are they its answers?"
+            )
+
+
 def refuse_mask_token(token: int, chats: Iterable[Chat]) -> None:
     """Refuse a drafter whose mask token occurs in the chats.
 

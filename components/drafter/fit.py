@@ -59,6 +59,7 @@ def fit(
     if output:
         output.log.event("chats", **counts)
     every, init = [*chats.train, *chats.held_out], folders.get("init")
+    data.refuse_unknown_tokens(target.get_input_embeddings().num_embeddings, every)
     torch.manual_seed(config.seed)
     drafter = model.read(init) if init else _new(config, target, tokenizer, chats)
     model.attach(drafter, target)

@@ -47,6 +47,10 @@ def build(
     """
     text = text_config(target)
     heads = heads or text.num_attention_heads
+    if heads % (key_value_heads or text.num_key_value_heads):
+        raise UserError(
+            f"drafter.key_value_heads: {key_value_heads or text.num_key_value_heads} do not divide {heads} heads"
+        )
     own_head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     layer = Qwen3Config(
         vocab_size=text.vocab_size,

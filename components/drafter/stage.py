@@ -72,8 +72,9 @@ class Config(StageConfig):
             raise ValueError(
                 f"window {self.window} is smaller than block_size {self.block_size}: slots would not see each other"
             )
-        if self.batch % self.micro_batch:
-            raise ValueError(f"batch {self.batch} is not a multiple of micro_batch {self.micro_batch}")
+        if self.batch % (self.micro_batch * (self.processes or 1)):
+            on = f" on {self.processes} processes" if self.processes > 1 else ""
+            raise ValueError(f"batch {self.batch} is not a multiple of micro_batch {self.micro_batch}{on}")
         return self
 
 

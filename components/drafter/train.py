@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from speculators.models.dflash.core import DFlashDraftModel
 
-from components.contract.errors import StageError, UserError
+from components.contract.errors import UserError
 from components.drafter.blocks import Blocks, lay_out, random_anchors, seed_of
 from components.drafter.data import Chat
 from components.drafter.features import Features
@@ -168,7 +168,7 @@ class Trainer:
         norm = self._shares.norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             names = ", ".join(self.chats[index].id for index in batch[:4])
-            raise StageError(f"step {step + 1}: loss {loss}, gradient norm {norm} on {names} …; lower learning_rate")
+            raise UserError(f"step {step + 1}: loss {loss}, gradient norm {norm} on {names} …; lower learning_rate")
         self._shares.scale_gradients(min(1.0, plan.clip / (norm + 1e-6)))
         for group in self._optimiser.param_groups:
             group["lr"] = plan.learning_rate * plan.rate(step, self.total)

@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
 
 
@@ -23,6 +24,7 @@ def complete(folder: Path) -> dict[str, Any]:
         raise UserError(
             "model: no chat template (chat_template.jinja) in the source; an instruction-tuned model is needed"
         )
+    _demand_finite(folder)
     text = config.get("text_config", config)
     generation = folder / "generation_config.json"
     values = _json(generation) if generation.exists() else {}
@@ -79,3 +81,11 @@ def _tensors(folder: Path) -> dict[str, dict[str, Any]]:
     if index.exists() and (missing := set(_json(index)["weight_map"]) - set(tensors)):
         raise UserError(f"model: {len(missing)} tensors of the index are in no file, {sorted(missing)[0]} for one")
     return tensors
+
+
+def _demand_finite(folder: Path) -> None:
+    tensors = Tensors(folder)
+    for name in tensors:
+        tensor = tensors[name]
+        if tensor.is_floating_point() and tensor.itemsize > 1 and not tensor.isfinite().all():
+            raise UserError(f"model: {name} holds values that are not finite; the source is damaged")

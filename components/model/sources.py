@@ -47,14 +47,13 @@ def from_folder(uri: str, sha256: str | None, folder: Path) -> None:
 
     Raises :class:`UserError` naming the digest to write into the recipe when the pin is missing or differs.
     """
-    base, _, name = uri.rstrip("/").rpartition("/")
-    store = Store(base or "/")
-    keys = [key for key in store.keys(name) if key.count("/") == 1]
-    names = [key for key in keys if any(fnmatch(key.rpartition("/")[2], pattern) for pattern in TAKEN)]
+    store = Store(uri)
+    here = [key for key in store.keys("") if "/" not in key]
+    names = [name for name in here if any(fnmatch(name, pattern) for pattern in TAKEN)]
     if not names:
         raise UserError(f"source.uri {uri}: no model files there; a HF folder with safetensors is expected")
-    for key in names:
-        store.download(key, folder / key.rpartition("/")[2])
+    for name in names:
+        store.download(name, folder / name)
     found = folder_sha256(folder)
     if found != sha256:
         raise UserError(

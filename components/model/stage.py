@@ -56,7 +56,7 @@ class Testbed(StageConfig):
     hidden_size: int = Field(128, description="hidden size, a multiple of 128", ge=128, multiple_of=128)
     layers: int = Field(4, description="layers; every second one is full attention", ge=2, multiple_of=2)
     vocab_size: int = Field(768, description="size of the BPE vocabulary", ge=384, le=4096)
-    steps: int = Field(500, description="training steps", ge=10)
+    steps: int = Field(500, description="training steps", ge=11)
     batch: int = Field(16, description="chats a step", ge=1)
     learning_rate: float = Field(2e-3, description="peak learning rate", gt=0)
 

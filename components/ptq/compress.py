@@ -26,7 +26,7 @@ from components.contract.log import Log
 def check_groups(
     model: nn.Module, group_size: int, ignore: list[str], folder: Path, head_group: int | None = None
 ) -> None:
-    """Demand that groups divide the input width of every linear that will be quantised."""
+    """Demand that the weights of every linear that will be quantised are finite, in whole groups of inputs."""
     chosen = [
         (name, one) for name, one in model.named_modules() if isinstance(one, nn.Linear) and not _matches(name, ignore)
     ]
@@ -39,6 +39,8 @@ def check_groups(
                 f"{folder}: {name} has {linear.in_features} inputs, which groups of {size} do not divide; "
                 "choose another group_size or ignore the module"
             )
+        if not linear.weight.isfinite().all():
+            raise UserError(f"{folder}: {name} has weights that are not finite; the model is damaged")
 
 
 def with_head(model: PreTrainedModel, ignore: list[str]) -> list[str]:
@@ -93,7 +95,8 @@ def summarise(
         stored = f"{name}.weight"
         original = tensors[stored].float() if stored in tensors else weight.float()  # a tied head has none of its own
         difference = original - dequantize(codes, scales).float()
-        errors[name] = float(difference.square().sum() / original.square().sum())
+        size = float(original.square().sum())
+        errors[name] = float(difference.square().sum()) / size if size else 0.0
         log.progress(done, len(linears), module=name)
         yield name, Quantized(codes, scales, weights.group_size, weights.num_bits)
 

@@ -1,8 +1,9 @@
 """Declaration of the ``ptq`` stage."""
 
+import re
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from components.contract.context import Inputs, Output
 from components.contract.digest import StageConfig
@@ -44,6 +45,16 @@ class Config(StageConfig):
     calibration_rows: int = Field(128, description="Chats that gptq calibrates on, the first of the input", ge=1)
     calibration_tokens: int = Field(2048, description="A calibration chat is cut to this many tokens", ge=16)
     dampening: float = Field(0.01, description="gptq: share of the Hessian's mean diagonal added to it", gt=0, lt=1)
+
+    @field_validator("ignore")
+    @classmethod
+    def _expressions(cls, ignore: list[str]) -> list[str]:
+        for pattern in ignore:
+            try:
+                re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
+            except re.error as error:
+                raise ValueError(f"{pattern}: no regular expression ({error})") from error
+        return ignore
 
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:

@@ -61,8 +61,9 @@ class Config(StageConfig):
 
     @model_validator(mode="after")
     def _batches_split(self) -> "Config":
-        if self.batch % self.micro_batch:
-            raise ValueError(f"batch {self.batch} is not a multiple of micro_batch {self.micro_batch}")
+        if self.batch % (self.micro_batch * (self.processes or 1)):
+            on = f" on {self.processes} processes" if self.processes > 1 else ""
+            raise ValueError(f"batch {self.batch} is not a multiple of micro_batch {self.micro_batch}{on}")
         return self
 
 

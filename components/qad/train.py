@@ -54,9 +54,9 @@ def train(
         ``frozen_sha256`` (of everything that did not train, before and after).
 
     Raises:
-        UserError: teacher, student and sequences do not belong together, the batch does not split, or the optimizer
-            needs a GPU.
-        StageError: the loss or its gradient is not finite (the step is named), or a frozen tensor changed.
+        UserError: teacher, student and sequences do not belong together, the batch does not split, the optimizer
+            needs a GPU, or the loss or its gradient is not finite (the step is named).
+        StageError: a frozen tensor changed.
     """
     check_pair(teacher, student, read_index(sequences)["vocabulary_size"])
     if config.batch % (config.micro_batch * ranks.world):
@@ -120,7 +120,7 @@ class Distillation:
         self.shares.sum_gradients()
         norm = self.shares.norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise StageError(
+            raise UserError(
                 f"step {step + 1}: loss {loss}, gradient norm {norm} on sequences {indices}; "
                 "checkpoints before it are kept; lower learning_rate or inspect those sequences"
             )

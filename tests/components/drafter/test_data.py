@@ -75,3 +75,10 @@ def test_the_mask_token_cannot_occur(tiny_model):
         data.choose_mask_token(tokenizer, vocabulary, used, None)
     with pytest.raises(UserError, match="occurs in chat b"):
         data.refuse_mask_token(mask, used)
+
+
+@pytest.mark.parametrize("token", [-1, 7])
+def test_chats_of_another_tokenizer_are_refused(token):
+    data.refuse_unknown_tokens(7, [data.Chat("a", torch.tensor([0, 6]), 1)])
+    with pytest.raises(UserError, match="chat b: a token id is not among the target's 7"):
+        data.refuse_unknown_tokens(7, [data.Chat("b", torch.tensor([0, token]), 1)])

@@ -43,6 +43,7 @@ def test_the_best_evaluation_is_the_one_handed_on(tmp_path, tiny_model, chats):
         ({"taps": 3}, "a target of 4 layers has no 3 distinct ones"),
         ({"draft_vocabulary": 320}, "the target has 320 tokens"),
         ({"held_out": 1e-9}, "0 held out"),
+        ({"heads": 2, "key_value_heads": 4}, "drafter.key_value_heads: 4 do not divide 2 heads"),
     ],
 )
 def test_what_cannot_train_is_refused_in_one_line(tmp_path, tiny_model, chats, config, message):
@@ -78,8 +79,8 @@ def test_two_processes_equal_one_and_one_continues_their_state(tmp_path, tiny_mo
     assert metrics["steps"] == continued["steps"] > 4
     lines = [(folder / "curve.jsonl").read_text().splitlines() for folder in (two, after)]
     assert lines[0][:6] == lines[1][:6]
-    with pytest.raises(UserError, match="16 conversations do not split into micro-batches of 16 on 2 processes"):
-        run(tmp_path, tiny_model, chats, "three", micro_batch=16, processes=2)
+    with pytest.raises(ValueError, match="batch 16 is not a multiple of micro_batch 16 on 2 processes"):
+        stage.Config(batch=16, micro_batch=16, processes=2)
 
 
 def assert_same_training(one, other):

@@ -180,3 +180,24 @@ def test_the_package_of_the_demo_gives_a_model_that_answers(tmp_path: Path) -> N
     answer = model.generate(**prompt, max_new_tokens=16, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(answer)
     assert answer[-1] == tokenizer.eos_token_id
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    path = model_folder(tmp_path / "model")
+    save_file(
+        {"w": torch.tensor([1.0, float("nan")]), "ids": torch.ones(2, dtype=torch.int32)}, path / "model.safetensors"
+    )
+    with pytest.raises(UserError, match="w holds values that are not finite"):
+        folder.complete(path)
+
+
+def test_a_folder_right_below_the_root_is_read() -> None:
+    with pytest.raises(UserError, match=r"source\.uri /etc: no model files there"):
+        sources.from_folder("/etc", None, Path("/nowhere"))
+
+
+def test_the_fewest_steps_have_a_schedule(tmp_path: Path) -> None:
+    least = next(one.ge for one in stage.Testbed.model_fields["steps"].metadata if hasattr(one, "ge"))
+    source = stage.Testbed(steps=least, batch=1, vocab_size=400)
+    output = types.SimpleNamespace(work=Work(Store(str(tmp_path / "store")), "w"), log=Log("model"))
+    testbed.make(source, tmp_path / "out", output)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from compressed_tensors.compressors import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from safetensors.torch import load_file, save_file
 
 from components.chats.rows import write_rows
 from components.checkpoint.config import read_config
@@ -145,3 +146,24 @@ def test_gptq_needs_chats_with_token_ids(llama: Path, tmp_path: Path):
     write_rows(rows / "part-0.jsonl", [{"id": "7", "conversations": []}])
     with pytest.raises(UserError, match="row 7 has no token ids"):
         quantize(llama, tmp_path / "c", rows, method="gptq")
+
+
+def test_a_zero_matrix_has_no_error_and_nan_is_named(tmp_path: Path, tiny_model: Path) -> None:
+    name = "model.layers.0.mlp.up_proj"
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{name}.weight"].zero_()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _, metrics = quantize(folder, tmp_path)
+    assert metrics["relative_error"] == metrics["relative_error"]
+    tensors[f"{name}.weight"][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    shutil.rmtree(tmp_path / "out")
+    with pytest.raises(UserError, match=rf"{name} has weights that are not finite"):
+        quantize(folder, tmp_path)
+
+
+def test_a_broken_expression_is_refused_when_the_config_is_read() -> None:
+    with pytest.raises(ValueError, match=r"re:\(: no regular expression"):
+        Config(ignore=["re:("])
