@@ -5,12 +5,13 @@ import os
 import shutil
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.contract.errors import UserError
+from components.contract.errors import UserError, one_line
 from components.contract.stage import STAGES
 from components.store import cache
 from components.store.artifact import MANIFEST, Artifact, read_manifest, split_uri
@@ -19,6 +20,7 @@ from components.store.lease import TTL_SECONDS, is_dead
 from pipelines.interpreters import environment, interpreter
 
 LEASE = "_lease.json"
+_NEVER = "no manifest: never committed"
 
 
 @dataclass(frozen=True)
@@ -88,20 +90,31 @@ def row(artifact: Artifact) -> dict[str, Any]:
 
 
 def export(artifact: Artifact, folder: Path, dense: bool = False) -> None:
-    """Copy an artifact's verified files into ``folder``, which must not exist or be empty.
+    """Copy an artifact's verified files into ``folder``, whole or not at all; it must not exist or be empty.
 
     ``dense`` writes a W4A16 model's BF16 twin instead; tensors are the train role's work.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not an empty folder; choose another")
     source = cache.fetch(artifact)
-    if not dense:
-        shutil.copytree(source, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
-        return
-    argv = [interpreter("train"), "-m", "components.checkpoint", str(source), str(folder)]
-    done = subprocess.run(argv, env=environment("pack", os.cpu_count() or 1), stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise UserError(f"{artifact.uri}: not unpacked: {done.stderr.strip().rpartition(chr(10))[2]}")
+    folder = folder.absolute()
+    building = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        building.parent.mkdir(parents=True, exist_ok=True)
+        if dense:
+            argv = [interpreter("train"), "-m", "components.checkpoint", str(source), str(building)]
+            done = subprocess.run(
+                argv, env=environment("pack", os.cpu_count() or 1), stderr=subprocess.PIPE, text=True
+            )
+            if done.returncode:
+                raise UserError(f"{artifact.uri}: not unpacked: {done.stderr.strip().rpartition(chr(10))[2]}")
+        else:
+            shutil.copytree(source, building, copy_function=shutil.copyfile)
+        building.replace(folder)
+    except OSError as error:
+        raise UserError(f"{folder}: not written ({one_line(error, 200)}); free space there and try again") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def garbage(store: Store, keep: Iterable[str] = ()) -> list[Garbage]:
@@ -114,11 +127,11 @@ def garbage(store: Store, keep: Iterable[str] = ()) -> list[Garbage]:
     for stage in STAGES:
         for digest in store.folders(stage):
             base = f"{stage}/{digest}"
-            artifact = read_manifest(store, stage, digest)
             if _is_worked_on(store, stage, digest):
                 continue
+            artifact = read_manifest(store, stage, digest)  # after the lease: its holder may just have committed
             if artifact is None:
-                found.append(Garbage(base, "no manifest: never committed"))
+                found.append(Garbage(base, _NEVER))
             elif kept and digest not in kept:
                 found.append(Garbage(base, "no kept recipe reaches it"))
             else:
@@ -139,6 +152,11 @@ def garbage(store: Store, keep: Iterable[str] = ()) -> list[Garbage]:
 def remove_garbage(store: Store, found: Iterable[Garbage]) -> None:
     """Delete what :func:`garbage` found; a manifest goes before the files it names."""
     for one in found:
+        stage, _, digest = one.key.partition("/")
+        if one.why == _NEVER and (
+            store.size(f"{one.key}/{MANIFEST}") or store.size(f"_work/{stage}/{digest}/{LEASE}")
+        ):
+            continue  # committed, or begun, since it was listed
         store.delete(f"{one.key}/{MANIFEST}")
         store.delete(one.key)
 

@@ -79,11 +79,13 @@ def run(
 
     loaded = recipe_at(recipe, overrides)
     store = connect(store_url)
+    selection = Selection(tuple(only or ()), tuple(start or ()))
+    make_plan(loaded, store, selection)  # a wrong name must not leave a salt behind
     if forced:
         force(loaded, store, forced)
     if unforced:
         unforce(loaded, store, unforced)
-    plan = make_plan(loaded, store, Selection(tuple(only or ()), tuple(start or ())))
+    plan = make_plan(loaded, store, selection)
     console = Console()
     engine = Engine(plan, Display(console))
     code = engine.run()
@@ -128,6 +130,7 @@ def compile_(
 
     if not store_url and not os.environ.get("QDFLASH_STORE"):
         raise UserError("compile: pods cannot reach the local store; give --store s3://bucket/prefix or QDFLASH_STORE")
+    output.parent.mkdir(parents=True, exist_ok=True)
     compile_plan(_plan(recipe, overrides, store_url), output)
     print(output)
 
@@ -139,14 +142,15 @@ def compile_(
 def serve(
     bundle: Annotated[str, typer.Argument(help="A bundle's folder, an artifact (address or digest), or a recipe")],
     profile: Annotated[str, typer.Option(help="Which profile of the bundle's serving.yaml")] = "cpu",
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1")] = 8000,
     draft: Annotated[bool, typer.Option(help="Serve with the drafter, or the target alone")] = True,
     overrides: Overrides = None,
     store_url: StoreUrl = None,
 ) -> None:
     """Serve a bundle with vLLM's OpenAI server on loopback."""
-    from pipelines.serve import bundle_folder, command
+    from pipelines.serve import bundle_folder, command, demand_free
 
+    demand_free(port)
     folder = Path(bundle)
     if not folder.is_dir():
         is_recipe = folder.suffix in (".yaml", ".yml") or bundle in SHIPPED

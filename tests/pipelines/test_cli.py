@@ -1,6 +1,9 @@
 """The command as people call it: exit codes, one line, artifacts in a store."""
 
+import errno
 import json
+import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -8,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from components.contract.errors import UserError
 from components.contract.invocation import Invocation
-from components.store.artifact import commit, read_manifest
+from components.store import cache
+from components.store.artifact import commit, read_manifest, verify
 from components.store.backend import Store
-from pipelines import artifacts
+from pipelines import artifacts, doctor
+from pipelines.serve import demand_free
+
+EMPTY = b'{"attempt": "x", "files": [], "metrics": {}}'
 
 
 def qdflash(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +59,9 @@ def test_list_show_and_verify(filled):
     assert read_manifest(store, "pack", "a" * 64) is None
 
 
-@pytest.mark.parametrize("manifest", [b"", b'{"attempt": "x", "fi', b'{"attempt": "../../x", "files": []}', b"[1]"])
+@pytest.mark.parametrize(
+    "manifest", [b"", b'{"attempt": "x", "fi', b'{"attempt": "../../x", "files": []}', b"[1]", EMPTY]
+)
 def test_an_unreadable_manifest_is_named_and_can_be_removed(manifest: bytes, filled):
     store, _ = filled
     store.write(f"pack/{'a' * 64}/_manifest.json", manifest)
@@ -103,6 +113,7 @@ def test_gc_finds_what_nobody_needs_and_only_that(filled):
         (("serve", "ffff", "--set", "qad.steps=1", "--store", "x"), "--set: ffff is no recipe"),
         (("artifacts", "show", "ffff", "--store", "nowhere"), "artifact ffff: no such artifact"),
         (("artifacts", "list", "nostage", "--store", "nowhere"), "stage nostage: unknown"),
+        (("run", "tiny", "--force", "qad", "--only", "nothing", "--store", "x"), "nothing"),
         (("artifacts", "list", "--store", "gs://b"), "only s3://bucket/prefix and folders"),
     ],
 )
@@ -119,3 +130,65 @@ def test_no_command_imports_torch():
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert answer.stdout.strip() == "False"
+
+
+def test_an_export_that_fails_leaves_nothing(filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store, _ = filled
+    bundle = artifacts.find(store, "bbbb")
+    cache.fetch(bundle)
+
+    def full(source: str, target: str) -> None:
+        Path(target).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(UserError, match="not written"):
+        artifacts.export(bundle, tmp_path / "exports" / "bundle")
+    assert list((tmp_path / "exports").iterdir()) == []
+
+
+def test_gc_leaves_what_was_committed_after_it_looked(filled, tmp_path: Path):
+    store, made = filled
+    pack = made["pack"]
+    manifest = store.read(f"pack/{pack.digest}/_manifest.json")
+    store.delete(f"pack/{pack.digest}/_manifest.json")
+    found = artifacts.garbage(store)
+    assert f"pack/{pack.digest}" in {one.key for one in found}
+    store.write(f"pack/{pack.digest}/_manifest.json", manifest)
+    artifacts.remove_garbage(store, found)
+    assert verify(pack, tmp_path) == []
+
+
+def test_gc_looks_for_the_manifest_after_the_lease(filled, monkeypatch: pytest.MonkeyPatch):
+    store, made = filled
+    pack, is_worked_on = made["pack"], artifacts._is_worked_on
+    manifest = store.read(f"pack/{pack.digest}/_manifest.json")
+    store.delete(f"pack/{pack.digest}/_manifest.json")
+
+    def commits_meanwhile(store: Store, stage: str, digest: str) -> bool:
+        store.write(f"pack/{pack.digest}/_manifest.json", manifest)
+        return is_worked_on(store, stage, digest)
+
+    monkeypatch.setattr(artifacts, "_is_worked_on", commits_meanwhile)
+    assert artifacts.garbage(store) == []
+
+
+def test_a_refused_run_leaves_no_salt(tmp_path: Path, home: Path):
+    store = Store(str(tmp_path / "store"))
+    assert qdflash("run", "tiny", "--force", "qad", "--only", "nothing", "--store", store.url).returncode == 2
+    assert store.keys("_salts") == []
+
+
+def test_a_busy_port_is_named_at_once():
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        with pytest.raises(UserError, match="already in use; choose another"):
+            demand_free(busy.getsockname()[1])
+
+
+def test_an_interpreter_that_is_none_is_a_fault_in_words(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QDFLASH_PYTHON_TRAIN", "/bin/true")
+    finding = doctor._role("train")
+    assert finding.level == "fault"
+    assert "does not run" in finding.says

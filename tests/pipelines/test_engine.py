@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from components.contract.log import Log
 from components.store.artifact import read_manifest
 from components.store.backend import Store
 from pipelines import engine as engine_module
 from pipelines.cluster import Cluster
 from pipelines.engine import Engine
 from pipelines.plan import Plan, PlannedTask
-from pipelines.progress import Display
+from pipelines.progress import Attempt, Display, Progress
 from tests.conftest import Probe
 
 
@@ -253,3 +254,26 @@ def test_a_task_that_is_killed_when_it_has_committed_is_done(builder: Builder):
     builder.tasks["a"] = replace(task, argv=("-c", then_die, *task.argv[2:]))
     code, states, _ = builder.run()
     assert (code, states) == (0, {"a": "done"})
+
+
+def test_whatever_a_name_holds_comes_back_from_the_log(tmp_path: Path):
+    attempt, state = Attempt(tmp_path / "task.log"), Progress("task", "running")
+    names = ['"a\\q".jsonl', "two\n12:00:00 prompts progress foo", "a\u2028b", "x y", "[/b]"]
+    for number, name in enumerate(names, 1):
+        with attempt.path.open("a") as log:
+            Log("prompts", log).progress(number, number, shard=name)
+        assert attempt.read_into(state)
+        assert (state.done, state.detail) == (number, f"shard {name}")
+    with attempt.path.open("a") as log:
+        log.write("12:00:00 library progress of its own\n")
+    assert not attempt.read_into(state)
+    attempt.path.unlink()
+    assert not attempt.read_into(state)
+
+
+def test_a_damaged_copy_of_a_local_file_is_mended(builder: Builder, tmp_path: Path):
+    (tmp_path / "file").write_text("right")
+    builder.store.write("_files/x/file", b"wrong")
+    builder.tasks["a"] = replace(builder.add("a"), files_to_upload=((tmp_path / "file", "_files/x/file"),))
+    assert builder.run()[0] == 0
+    assert builder.store.read("_files/x/file") == b"right"

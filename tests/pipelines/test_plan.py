@@ -297,3 +297,10 @@ def test_the_planned_argv_runs_and_is_found_again(store: Store, home: Path, tmp_
     subprocess.run([sys.executable, *task.argv], check=True, timeout=60)
     after = plan_of(store)
     assert named(after, "cached") == {"teacher", "prompts_eval"}
+
+
+def test_a_path_that_looks_like_markup_is_shown_as_it_is(folder: Store) -> None:
+    console = Console(record=True, width=200)
+    plan = plan_of(folder, "files.prompts=['nowhere/[/b].jsonl']")
+    console.print(render_table(plan))
+    assert "[/b].jsonl" in console.export_text()

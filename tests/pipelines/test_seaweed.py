@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from components.contract.errors import UserError
 from components.store.backend import Store
 from pipelines import seaweed
 
@@ -86,3 +87,25 @@ def test_a_recycled_pid_is_never_killed(home: Path):
     (folder / "server.json").write_text(json.dumps(server))
     assert not seaweed.status()["running"]
     assert not seaweed.down()
+
+
+@pytest.mark.parametrize("text", ["5", '"x"', '{"pid": 1}', "[]"])
+def test_a_damaged_server_file_is_named(home: Path, text: str):
+    (home / "store").mkdir()
+    (home / "store" / "server.json").write_text(text)
+    with pytest.raises(UserError, match=r"server\.json: not readable"):
+        seaweed.status()
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"identities": []}'])
+def test_a_damaged_key_file_is_named(home: Path, text: str):
+    (home / "store").mkdir()
+    (home / "store" / "s3.json").write_text(text)
+    with pytest.raises(UserError, match=r"s3\.json: not readable"):
+        seaweed.up()
+
+
+def test_a_comma_in_the_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "a,b"))
+    with pytest.raises(UserError, match="choose another"):
+        seaweed.up()
