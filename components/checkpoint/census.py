@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
@@ -95,7 +95,8 @@ def skeleton(folder: Path) -> nn.Module:
 
 def architecture_of(config: Any) -> Any:
     """Return the class of transformers that a config names first, or None: multimodal models whole, not their text."""
-    return getattr(transformers, (config.architectures or [""])[0], None)
+    found = getattr(transformers, (config.architectures or [""])[0], None)
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
 
 
 def _stored_name(name: str, tensors: Tensors) -> str:

@@ -20,12 +20,17 @@ def read_config(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:
         raise UserError(f"{path}: not JSON; the file is torn") from error
+    if not isinstance(config, dict) or not isinstance(config.get("text_config", {}), dict):
+        raise UserError(f"{path}: it, or its text_config, is no JSON object; this is no model's config")
     return config
 
 
 def quantization(config: dict[str, Any]) -> dict[str, Any] | None:
     """Return the quantization_config, wherever it stands (multimodal configs may keep it in ``text_config``)."""
-    return config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
+    declared = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
+    if declared and not isinstance(declared, dict):
+        raise UserError(f"config.json: quantization_config is {declared!r}, not a JSON object")
+    return declared
 
 
 def declared_grids(folder: Path) -> set[tuple[int, int]]:
@@ -47,7 +52,10 @@ def declared_grids(folder: Path) -> set[tuple[int, int]]:
     groups = declared.get("config_groups") or {}
     if not groups:
         raise UserError(f"{path}: quantization_config has no config_groups")
-    return {_grid(path, name, group, declared.get("format")) for name, group in groups.items()}
+    try:
+        return {_grid(path, name, group, declared.get("format")) for name, group in groups.items()}
+    except (AttributeError, TypeError) as error:
+        raise UserError(f"{path}: config_groups are not what compressed-tensors writes ({error})") from error
 
 
 def _grid(path: Path, name: str, group: dict[str, Any], default_format: str | None) -> tuple[int, int]:

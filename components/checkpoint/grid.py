@@ -82,7 +82,7 @@ def read_module(tensors: Tensors, module: str, grids: set[tuple[int, int]], code
         if f"{module}.{kind}" not in tensors:
             raise UserError(f"{where} has no {kind}; the checkpoint is incomplete")
     packed, scales = tensors[f"{module}.{PACKED}"], tensors[f"{module}.{SCALE}"]
-    shape = tuple(tensors[f"{module}.{SHAPE}"].tolist())
+    shape = tuple(tensors[f"{module}.{SHAPE}"].flatten().tolist())
     widths = sorted({bits for bits, _ in grids})
     fits = [bits for bits in widths if len(shape) == 2 and packed.shape == (shape[0], -(-shape[1] * bits // 32))]
     if not fits or packed.dtype != torch.int32:

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from components.checkpoint.config import read_config
 from components.checkpoint.unpack import dense_tensors
-from components.contract.errors import UserError
+from components.contract.errors import UserError, one_line
 
 
 def load_model(
@@ -31,8 +32,10 @@ def load_model(
     try:
         config: Any = AutoConfig.from_pretrained(folder)
         architecture = AutoModelForCausalLM._model_mapping[type(config)]
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{folder / 'config.json'}: not a causal language model that transformers knows") from error
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, StrictDataclassError) as error:
+        raise UserError(
+            f"{folder / 'config.json'}: not a causal language model that transformers knows ({one_line(error, 120)})"
+        ) from error
     if architecture.config_class is not type(config):
         config = config.get_text_config()
     if hasattr(config, "quantization_config"):
@@ -44,6 +47,7 @@ def load_model(
         dtype=dtype,
         attn_implementation="sdpa",
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are named below
     )
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[fault]:

@@ -63,7 +63,10 @@ class Tensors:
         if not path.exists():
             return {}
         try:
-            return dict(json.loads(path.read_text())["weight_map"])
+            index = dict(json.loads(path.read_text())["weight_map"])
+            if any(Path(shard).name != shard for shard in index.values()):
+                raise ValueError("a shard that is no file of the folder")
+            return index
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: not an index with a weight_map; the file is torn") from error
 

@@ -113,3 +113,12 @@ def test_refuses_other_methods_and_dense_folders(damaged: Path):
     (damaged / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="no quantization_config"):
         read_grid(damaged)
+
+
+@pytest.mark.parametrize("groups", [[1], {"g": None}, {"g": {"format": "pack-quantized", "weights": [4]}}, "int4"])
+def test_groups_of_another_form_are_refused(damaged: Path, groups: object):
+    config = json.loads((damaged / "config.json").read_text())
+    config["quantization_config"]["config_groups"] = groups
+    (damaged / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="config_groups are not what compressed-tensors writes"):
+        read_grid(damaged)

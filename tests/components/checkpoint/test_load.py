@@ -82,3 +82,26 @@ def test_refuses_what_is_no_model(llama: Path, tmp_path: Path):
     (tmp_path / "config.json").write_text('{"model')
     with pytest.raises(UserError, match="torn"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"text_config": null}', '{"hidden_size": "x"}', '{"num_attention_heads": 0}', '{"a": "caf\xe9"}']
+)
+def test_a_config_of_other_types_is_refused_in_words(llama: Path, tmp_path: Path, text: str):
+    folder = tmp_path / "m"
+    shutil.copytree(llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    if text.startswith(('{"h', '{"n')):
+        text = json.dumps(config | json.loads(text))
+    (folder / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match=r"config\.json"):
+        load_model(folder)
+
+
+def test_a_weight_of_another_shape_is_named(llama: Path, tmp_path: Path):
+    shutil.copytree(llama, tmp_path / "m")
+    tensors = load_file(llama / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:5].clone()
+    save_file(tensors, tmp_path / "m/model.safetensors")
+    with pytest.raises(UserError, match=r"mismatched keys in its tensors: .*model\.norm\.weight"):
+        load_model(tmp_path / "m")

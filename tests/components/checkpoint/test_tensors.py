@@ -66,3 +66,10 @@ def test_torn_index_empty_folder_and_unknown_tensor(sharded: Path, tmp_path: Pat
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no \\*\\.safetensors"):
         Tensors(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("shard", [5, "../x.safetensors"])
+def test_an_index_names_files_of_its_folder_alone(sharded: Path, shard: object):
+    (sharded / INDEX).write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(UserError, match="not an index with a weight_map"):
+        Tensors(sharded)
