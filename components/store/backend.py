@@ -124,7 +124,14 @@ class Store:
         """Stream an object to a local file."""
         with self._errors(key):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.fs.get_file(self._path(key), str(path))
+            try:
+                self.fs.get_file(self._path(key), str(path))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise UserError(
+                    f"{path}: disk full while fetching {self.uri(key)}; free space and run again"
+                ) from error
 
     def size(self, key: str) -> int | None:
         """Return an object's size in bytes, or None when there is no such object."""

@@ -240,3 +240,11 @@ def test_credentials_in_an_address_are_refused_and_not_repeated():
     with pytest.raises(UserError, match="holds credentials") as refusal:
         Store("s3://user:pw@bucket/runs")
     assert "pw@" not in str(refusal.value)
+
+
+def test_a_full_disk_here_is_not_the_store_s(tmp_path: Path):
+    store = Store(str(tmp_path / "store"))
+    store.write("key", b"bytes")
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="full: disk full while fetching"):
+        store.download("key", tmp_path / "full")
