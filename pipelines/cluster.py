@@ -32,7 +32,7 @@ class Toleration(_Strict):
 class Placement(_Strict):
     """What a pod asks for and where it may run. Fields left out are inherited: task from role."""
 
-    cpu: Quantity | None = Field(None, description="CPU request and limit, e.g. 8")
+    cpu: str | None = Field(None, description="CPU request and limit, e.g. 8", pattern=r"^[0-9]+(\.[0-9]+)?m?$")
     memory: Quantity | None = Field(None, description="Memory request and limit, e.g. 64Gi")
     gpus: int | None = Field(None, description="GPUs", ge=0)
     gpu_resource: str | None = Field(None, description="Resource name of a GPU; nvidia.com/gpu when not set")

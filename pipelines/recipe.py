@@ -67,7 +67,7 @@ _OURS = {"template": "give the recipe's one template section instead"}
 
 
 SECTIONS = ("name", "template", "files", *SHARED, *TASKS, "resources", "cluster")
-NAME = r"[a-z0-9][a-z0-9.-]*"
+NAME = r"[a-z0-9][a-z0-9.-]{0,99}"
 
 
 class Strict(BaseModel):
