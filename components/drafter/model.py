@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,6 +11,7 @@ from speculators.models.dflash.core import DFlashDraftModel
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import PretrainedConfig, Qwen3Config
 
+from components.checkpoint.config import read_config
 from components.contract.errors import UserError
 from components.drafter.attention import IMPLEMENTATION
 
@@ -169,7 +169,7 @@ def read(folder: Path) -> DFlashDraftModel:
     Raises:
         UserError: the folder is no DFlash drafter.
     """
-    document: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    document = read_config(folder)
     if document.get("speculators_model_type") == "dflash":
         config = DFlashSpeculatorConfig.from_pretrained(folder)
         config.transformer_layer_config._attn_implementation = IMPLEMENTATION
@@ -197,7 +197,8 @@ def load_weights(drafter: DFlashDraftModel, folder: Path) -> None:
     """Read a folder's trained tensors, in float32.
 
     Raises:
-        UserError: tensors are missing or unknown, as they are when the folder holds a quantised drafter.
+        UserError: tensors are missing or unknown, as they are when the folder holds a quantised drafter, or of another
+            shape.
     """
     tensors = load_file(folder / "model.safetensors")
     weights = trained_parameters(drafter)
@@ -208,6 +209,8 @@ def load_weights(drafter: DFlashDraftModel, folder: Path) -> None:
         )
     with torch.no_grad():
         for name, weight in weights.items():
+            if tensors[name].shape != weight.shape:
+                raise UserError(f"drafter {folder}: {name} is {list(tensors[name].shape)}, not {list(weight.shape)}")
             weight.copy_(tensors[name])
 
 

@@ -25,7 +25,7 @@ def complete(folder: Path) -> dict[str, Any]:
             "model: no chat template (chat_template.jinja) in the source; an instruction-tuned model is needed"
         )
     _demand_finite(folder)
-    text = config.get("text_config", config)
+    text = config.get("text_config") or config
     generation = folder / "generation_config.json"
     values = _json(generation) if generation.exists() else {}
     if values.get("eos_token_id") is None:
@@ -52,11 +52,14 @@ def complete(folder: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise UserError(f"model: no {path.name} in the source") from error
     except ValueError as error:
         raise UserError(f"model: {path.name} is not JSON") from error
+    if not isinstance(document, dict):
+        raise UserError(f"model: {path.name} is no JSON object")
+    return document
 
 
 def _tensors(folder: Path) -> dict[str, dict[str, Any]]:

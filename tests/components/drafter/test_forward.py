@@ -1,8 +1,11 @@
 import json
 
+import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import log_softmax
 
+from components.contract.errors import UserError
 from components.drafter import model
 from components.drafter.blocks import Blocks, decay, lay_out
 from components.drafter.features import TargetFeatures, target_layer_ids
@@ -155,3 +158,13 @@ def test_a_public_drafter_s_layout_is_read(drafter, target, tmp_path):
         assert model.window_of(again) is None
         hidden.append(block_hidden(again, features, at(3, 5)))
     assert torch.equal(*hidden)
+
+
+def test_a_folder_with_a_tensor_of_another_shape_is_refused(target, tmp_path):
+    drafter = model.build(target.config, layers=1, taps=[0, 2], block_size=4, mask_token=3)
+    model.save(drafter, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["norm.weight"] = tensors["norm.weight"][:5].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"norm\.weight is \[5\], not"):
+        model.load_weights(drafter, tmp_path)

@@ -201,3 +201,10 @@ def test_the_fewest_steps_have_a_schedule(tmp_path: Path) -> None:
     source = stage.Testbed(steps=least, batch=1, vocab_size=400)
     output = types.SimpleNamespace(work=Work(Store(str(tmp_path / "store")), "w"), log=Log("model"))
     testbed.make(source, tmp_path / "out", output)
+
+
+def test_a_config_that_is_no_object_is_named(tmp_path: Path) -> None:
+    path = model_folder(tmp_path / "model")
+    (path / "config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"config\.json is no JSON object"):
+        folder.complete(path)
