@@ -7,6 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from components.chats.rows import read_lines
 from components.contract.errors import UserError
 from components.measure.intervals import wilson
 
@@ -117,7 +118,7 @@ def _read(files: dict[str, Path], name: str, fields: tuple[str, ...]) -> list[Ro
         given = ", ".join(sorted(files)) or "none"
         raise UserError(f"quality: the tasks input has no file called {name} (given: {given})")
     rows = []
-    for number, line in enumerate(files[name].read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
+    for number, line in enumerate(read_lines(files[name]), 1):
         try:
             row = json.loads(line)
         except ValueError as error:

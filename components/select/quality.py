@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from components.chats.rows import read_lines
 from components.contract.errors import UserError
 
 SPLITS = {"sciq": "test", "boolq": "validation", "piqa": "validation", "hellaswag": "validation"}
@@ -65,7 +66,7 @@ def _rows(name: str, file: str, path: Path) -> list[dict[str, Any]]:
     if name not in SPLITS:
         raise UserError(f"select.tasks: {file} is none of {', '.join(f'{task}.jsonl' for task in SPLITS)}")
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        rows = [json.loads(line) for line in read_lines(path) if line.strip()]
     except ValueError as error:
         raise UserError(f"select.tasks: {file}: not JSON lines ({error})") from error
     for number, row in enumerate(rows, 1):

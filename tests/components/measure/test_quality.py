@@ -39,6 +39,12 @@ def test_a_limit_is_spread_evenly_over_subjects(files):
     assert len(select_rows("mmlu_pro", files, None, 2)["test"]) == 8
 
 
+def test_a_line_separator_in_a_text_ends_no_row(files):
+    row = mmlu("law", 1) | {"question": "one\u2028two\x85three"}
+    files["mmlu_pro.jsonl"].write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert select_rows("mmlu_pro", files, None, 2)["test"] == [row]
+
+
 def test_what_is_missing_is_named(files):
     with pytest.raises(UserError, match=r"no file called ifeval\.jsonl \(given: gpqa\.jsonl"):
         select_rows("ifeval", files, None, 0)
