@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from components.contract.context import FILES, Input
+from components.contract.context import Input, is_stored_file
 
 
 def lineage(roots: dict[str, Input]) -> dict[str, Any]:
@@ -42,4 +42,4 @@ def lineage(roots: dict[str, Input]) -> dict[str, Any]:
 
 
 def _is_file(one: Input) -> bool:
-    return f"/{FILES}/" in one.uri or Path(one.uri).is_file()
+    return is_stored_file(one.uri) or Path(one.uri).is_file()

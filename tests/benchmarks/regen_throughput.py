@@ -63,8 +63,8 @@ class Variant:
 VARIANTS = {
     "cpu-smollm2": Variant(
         CPU.model_copy(update={"dtype": "float32", "max_model_len": 512}),
-        prompts=64,
-        max_tokens=32,
+        prompts=32,
+        max_tokens=24,
         shard_rows=16,
     ),
     "h200-smollm2": Variant(
