@@ -83,7 +83,7 @@ def test_two_projects_side_by_side_and_closed_side_doors(
 def test_a_recycled_pid_is_never_killed(home: Path):
     folder = home / "store"
     folder.mkdir()
-    server = {"pid": os.getpid(), "start_time": "1", "ports": {}}
+    server = {"pid": os.getpid(), "start_time": "1", "ports": {"s3": 1}}
     (folder / "server.json").write_text(json.dumps(server))
     assert not seaweed.status()["running"]
     assert not seaweed.down()
