@@ -111,11 +111,12 @@ def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) 
         return artifact
     try:
         artifact = _run(stage, module, config, inputs, arguments, store, work, lease, log, digest)
-        work.clear()
     except Exception as error:
         if lease.is_taken():
             raise TransientError(f"another process took over {stage}/{digest}; run again") from error
         raise
+    else:
+        work.clear()  # the lease too
     finally:
         lease.release()
     return artifact
