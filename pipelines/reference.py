@@ -112,7 +112,7 @@ python -m components.{stage} --config '{{…}}' {bindings + " " if bindings else
 """
 
 
-_RUNTIME = """ Fields marked *runtime* change how fast the stage runs, never what it writes; they stay out
+_RUNTIME = """ Fields marked *runtime* change how the stage runs, never what it is asked for; they stay out
 of the digest."""
 
 

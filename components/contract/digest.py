@@ -21,7 +21,7 @@ class StageConfig(BaseModel):
 
 
 def runtime(default: Any, description: str, **constraints: Any) -> Any:
-    """Declare a config field that changes how fast a stage runs, never what it writes.
+    """Declare a config field that changes how a stage runs, never what it is asked for.
 
     Example: ``workers: int = runtime(2, "Tokenizer processes", ge=1)``.
     """

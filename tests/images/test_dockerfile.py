@@ -51,13 +51,6 @@ def test_the_image_runs_as_nobody_from_a_base_that_is_given() -> None:
     assert [rest.split()[-1] for kind, rest in last if kind == "COPY"] == ["/opt/venv", "/opt/qdflash"]
 
 
-def test_hadolint_has_nothing_to_say() -> None:
-    if not (program := shutil.which("hadolint")):
-        pytest.skip("hadolint is not installed")
-    done = subprocess.run([program, DOCKERFILE], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
-
-
 def test_the_installed_code_is_whole(tmp_path: Path) -> None:
     """What ``pip install --target`` makes of the context has every file, and its stages start from there."""
     for path in sorted(context()):
