@@ -8,6 +8,7 @@ from speculators.models.dflash.core import DFlashDraftModel
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from components.chats.rows import Row
 from components.contract.errors import UserError
 from components.drafter.blocks import lay_out, seed_of, strided_anchors
 from components.drafter.data import Chat
@@ -18,6 +19,13 @@ from components.drafter.forward import block_hidden
 def choose(chats: Iterable[Chat], conversations: int) -> list[Chat]:
     """Return up to ``conversations`` chats in an order that depends on their ids alone, not on the file's."""
     return sorted(chats, key=lambda chat: (seed_of("gptq", chat.id), chat.id))[:conversations]
+
+
+def whole(rows: Iterable[Row], longest: int) -> tuple[list[Row], int]:
+    """Return the rows whose prompt and answer have at most ``longest`` tokens together, and how many have more."""
+    every = list(rows)
+    kept = [row for row in every if len(row.get("prompt_token_ids", ())) + len(row.get("token_ids", ())) <= longest]
+    return kept, len(every) - len(kept)
 
 
 class Calibration:

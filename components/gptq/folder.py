@@ -9,27 +9,28 @@ from torch import nn
 
 from components.checkpoint.census import compare
 from components.checkpoint.config import read_config
-from components.checkpoint.grid import Quantized, quantized_modules
+from components.checkpoint.grid import quantized_modules
 from components.checkpoint.tensors import Tensors
 from components.checkpoint.unpack import dense_tensors
 from components.checkpoint.write import save_quantized
 from components.contract.errors import UserError
 from components.drafter import model
+from components.gptq.sequence import Result
 
 HEAD = "lm_head"
 
 
-def write(quantized: dict[str, Quantized], source: Path, destination: Path) -> None:
-    """Write the drafter of ``source`` with these linears packed; every other tensor and its config stay as they are.
+def write(result: Result, source: Path, destination: Path) -> None:
+    """Write the drafter of ``source`` with its linears packed; other tensors and its config stay as they are.
 
     ``ignore`` lists a trimmed output head, the one linear stored in bfloat16, and is empty where the head is shared.
     """
     tensors = Tensors(source)
-    weights = {f"{name}.weight" for name in quantized}
+    weights = {f"{name}.weight" for name in result.quantized}
     save_quantized(
         destination,
-        modules=quantized.items(),
-        others=((name, tensors[name]) for name in tensors if name not in weights),
+        modules=result.quantized.items(),
+        others=((name, result.changed.get(name, tensors[name])) for name in tensors if name not in weights),
         config=read_config(source),
         ignore=[HEAD] if f"{HEAD}.weight" in tensors else [],
         sidecars=source,

@@ -1,6 +1,8 @@
-"""GPTQ of one linear with llm-compressor's own maths (arXiv 2210.17323), on a grid that is already the stored one."""
+"""One linear's codes: GPTQ with llm-compressor's own maths (arXiv 2210.17323), or plain rounding.
 
-from dataclasses import dataclass
+Both on the grid as it is stored.
+"""
+
 from typing import Any
 
 import torch
@@ -12,14 +14,6 @@ from torch import Tensor
 from components.checkpoint.grid import Quantized
 from components.checkpoint.quantize import BITS, dequantize, integer_codes
 from components.contract.errors import UserError
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Relative squared error of a linear's outputs on the calibration inputs: with GPTQ, and with plain rounding."""
-
-    gptq: float
-    rounding: float
 
 
 def grid(weight: Tensor, group_size: int, actorder: str) -> tuple[QuantizationArgs, Tensor]:
@@ -56,8 +50,8 @@ def output_error(weight: Tensor, approximation: Tensor, hessian: Tensor) -> floa
 
 def quantize(
     name: str, weight: Tensor, hessian: Tensor, group_size: int, damping: float, actorder: str
-) -> tuple[Quantized, Errors]:
-    """Quantise one weight against the Hessian of its inputs.
+) -> tuple[Quantized, float]:
+    """Quantise one weight against the Hessian of its inputs; also return the relative squared error of its outputs.
 
     The scales are rounded to bfloat16 first, so that GPTQ compensates on the grid that is stored, and the codes are
     its result divided by those scales in fp32.
@@ -87,9 +81,19 @@ def quantize(
     if bool(fell_back):
         raise UserError(f"{name}: its Hessian is not positive definite; give more chats, or damping above {damping}")
     codes = integer_codes(moved[0], scales)
-    rounded = integer_codes(weight, scales)
-    errors = Errors(
-        gptq=output_error(weight, dequantize(codes, scales, torch.float32), hessian),
-        rounding=output_error(weight, dequantize(rounded, scales, torch.float32), hessian),
-    )
-    return Quantized(codes, scales, group_size), errors
+    error = output_error(weight, dequantize(codes, scales, torch.float32), hessian)
+    return Quantized(codes, scales, group_size), error
+
+
+def round_to_grid(weight: Tensor, hessian: Tensor, group_size: int) -> tuple[Quantized, float]:
+    """Round every weight to the nearest code; also return the relative squared error of the outputs.
+
+    Args:
+        weight: [out, in].
+        hessian: float32 [in, in], of the inputs that the error is measured on.
+        group_size: columns that share a scale.
+    """
+    _, scales = grid(weight, group_size, "none")
+    codes = integer_codes(weight, scales)
+    error = output_error(weight, dequantize(codes, scales, torch.float32), hessian)
+    return Quantized(codes, scales, group_size), error

@@ -1,4 +1,4 @@
-"""The drafter quantised part by part, each calibrated on the outputs of the quantised parts before it.
+"""The drafter quantised part by part, each on what it sees behind the quantised parts before it.
 
 llm-compressor's functions do the GPTQ; its ``oneshot`` session does not run: it traces a model's forward and calls it
 with token batches, while a drafter runs on the target's features and embedding, on anchors and under its own mask. The
@@ -6,6 +6,7 @@ order is the one of its ``sequential`` pipeline: all linears of a part from one 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from safetensors.torch import load, save
@@ -15,8 +16,9 @@ from torch import nn
 from components.checkpoint.census import compare
 from components.checkpoint.grid import Quantized
 from components.checkpoint.quantize import dequantize
+from components.gptq.awq import smooth
 from components.gptq.calibrate import Calibration
-from components.gptq.quantize import Errors, quantize
+from components.gptq.quantize import quantize, round_to_grid
 from components.store.work import Work
 
 PROJECTION = "fc"
@@ -41,48 +43,87 @@ def parts(drafter: DFlashDraftModel) -> list[dict[str, nn.Linear]]:
     return [{name: trained[name] for name in part} for part in names]
 
 
+@dataclass(frozen=True)
+class Errors:
+    """Relative squared error of a linear's outputs on the calibration inputs: as stored, and with plain rounding."""
+
+    stored: float
+    rounding: float
+
+
+@dataclass(frozen=True)
+class How:
+    """Method ``gptq``, ``awq`` or ``rtn``, its group, and GPTQ's damping and order of columns."""
+
+    method: str
+    group_size: int
+    damping: float = 0.01
+    actorder: str = "static"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is stored: grids and errors by linear, and the tensors beside them that the method changed."""
+
+    quantized: dict[str, Quantized] = field(default_factory=dict)
+    errors: dict[str, Errors] = field(default_factory=dict)
+    changed: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
 def quantize_in_sequence(
     drafter: DFlashDraftModel,
     calibration: Calibration,
-    *,
-    group_size: int,
-    damping: float,
-    actorder: str,
+    how: How,
     work: Work,
     progress: Callable[[int, int], None],
-) -> tuple[dict[str, Quantized], dict[str, Errors]]:
+) -> Result:
     """Quantise every part in turn; the drafter's weights become codes × scales in place.
 
     A part's result is stored once it is complete, so a killed run continues with the next part.
     """
-    quantized: dict[str, Quantized] = {}
-    errors: dict[str, Errors] = {}
+    result = Result()
     order = parts(drafter)
     for number, linears in enumerate(order):
         stored = work.get(f"part-{number:03d}")
         if stored is None:
-            stored = _quantize_part(linears, calibration.hessians(drafter, linears), group_size, damping, actorder)
+            hessians = calibration.hessians(drafter, linears)
+            stored = _quantize_part(drafter, linears, hessians, how)
             work.put(f"part-{number:03d}", stored)
         tensors = load(stored)
         for name, linear in linears.items():
-            one = Quantized(tensors[f"{name}.codes"], tensors[f"{name}.scales"], group_size)
-            quantized[name], errors[name] = one, Errors(*tensors[f"{name}.errors"].tolist())
+            codes, scales, errors = (tensors.pop(f"{name}.{what}") for what in ("codes", "scales", "errors"))
+            result.quantized[name] = Quantized(codes, scales, how.group_size)
+            result.errors[name] = Errors(*errors.tolist())
             with torch.no_grad():
-                linear.weight.copy_(dequantize(one.codes, one.scales, torch.float32))
+                linear.weight.copy_(dequantize(codes, scales, torch.float32))
+        for name, tensor in tensors.items():
+            result.changed[name] = tensor
+            with torch.no_grad():
+                drafter.get_parameter(name).copy_(tensor)
         progress(number + 1, len(order))
-    return quantized, errors
+    return result
 
 
 def _quantize_part(
-    linears: dict[str, nn.Linear],
-    hessians: dict[str, torch.Tensor],
-    group_size: int,
-    damping: float,
-    actorder: str,
+    drafter: DFlashDraftModel, linears: dict[str, nn.Linear], hessians: dict[str, torch.Tensor], how: How
 ) -> bytes:
+    rounding = {
+        name: round_to_grid(linear.weight.detach(), hessians[name], how.group_size)[1]
+        for name, linear in linears.items()
+    }
     tensors: dict[str, torch.Tensor] = {}
+    prefix = next(iter(linears)).removesuffix(IN_LAYER[0])
+    if how.method == "awq" and PROJECTION not in linears:
+        within = {name.removeprefix(prefix): hessians.pop(name) for name in linears}
+        norm = smooth(drafter.get_submodule(prefix.removesuffix(".")), within, how.group_size)
+        hessians = {prefix + name: hessian for name, hessian in within.items()}
+        tensors[f"{prefix}post_attention_layernorm.weight"] = norm.cpu()
     for name, linear in linears.items():
-        one, errors = quantize(name, linear.weight.detach(), hessians.pop(name), group_size, damping, actorder)
+        weight, hessian = linear.weight.detach(), hessians.pop(name)
+        if how.method == "gptq":
+            one, error = quantize(name, weight, hessian, how.group_size, how.damping, how.actorder)
+        else:
+            one, error = round_to_grid(weight, hessian, how.group_size)
         tensors |= {f"{name}.codes": one.codes.cpu().contiguous(), f"{name}.scales": one.scales.cpu().contiguous()}
-        tensors[f"{name}.errors"] = torch.tensor([errors.gptq, errors.rounding], dtype=torch.float64)
+        tensors[f"{name}.errors"] = torch.tensor([error, rounding[name]], dtype=torch.float64)
     return save(tensors)

@@ -12,7 +12,7 @@ from components.contract.digest import StageConfig
 from components.contract.stage import Port
 
 ROLE = "train"
-VERSION = 1
+VERSION = 2
 INPUTS = {
     "drafter": Port("the trained DFlash drafter (drafter)"),
     "target": Port("the model folder it drafts for, dense or W4A16"),
@@ -20,21 +20,26 @@ INPUTS = {
 }
 OUTPUTS = {
     "config.json": "the drafter's config with its quantization_config",
-    "model.safetensors": "packed codes, scales and shapes of every linear; norms and vocabulary as in the drafter",
+    "model.safetensors": "packed codes, scales and shapes of every linear; norms and vocabulary as in the drafter, "
+    "but for a norm that awq scales",
 }
 
 
 class Config(StageConfig):
     """Knobs of the gptq stage."""
 
+    method: Literal["gptq", "awq", "rtn"] = Field(
+        "gptq",
+        description="gptq: codes make up for each other; awq: input channels scaled, then rounded; rtn: rounded",
+    )
     group_size: Literal[32, 64, 128] = Field(128, description="Input columns that share one scale")
-    damping: float = Field(0.01, gt=0, lt=1, description="Share of the Hessian's mean diagonal added to it")
+    damping: float = Field(0.01, gt=0, lt=1, description="gptq: share of the Hessian's mean diagonal added to it")
     actorder: Literal["static", "none"] = Field(
-        "static", description="static: columns in order of activation, groups as stored; none: natural order"
+        "static", description="gptq's columns: static, in order of activation, groups as stored; none, as they come"
     )
     conversations: int = Field(256, ge=1, description="Most conversations to calibrate on, chosen by row id")
     anchors: int = Field(16, ge=1, description="Anchors per conversation, spread evenly over the answer")
-    max_length: int = Field(3072, ge=8, description="Tokens of a conversation that are used")
+    max_length: int = Field(3072, ge=8, description="Longest conversation, tokens; a longer one is left out, not cut")
     held_out: float = Field(
         0.02, gt=0, lt=1, description="Share of the chats for the evaluation; the drafter stage's, so it saw none"
     )
@@ -58,19 +63,22 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     from components.checkpoint.load import load_model
     from components.drafter import data, evaluate, features, model
     from components.gptq import folder
-    from components.gptq.calibrate import Calibration, choose
-    from components.gptq.sequence import parts, quantize_in_sequence
+    from components.gptq.calibrate import Calibration, choose, whole
+    from components.gptq.compare import logits_apart
+    from components.gptq.sequence import How, parts, quantize_in_sequence
+    from components.training.parallel import Ranks
 
     began = time.monotonic()
     dtype = getattr(torch, config.dtype)
     source = inputs["drafter"].path
     drafter = model.read(source)
-    target = load_model(inputs["target"].path, dtype)
+    target = load_model(inputs["target"].path, dtype).to(Ranks().device)
     model.attach(drafter, target)
     model.load_weights(drafter, source)
     model.check_group(drafter, config.group_size)
     linears = {name: linear for part in parts(drafter) for name, linear in part.items()}
-    chats = data.split(read_rows(inputs["chats"].path), config.max_length, config.held_out)
+    rows, longer = whole(read_rows(inputs["chats"].path), config.max_length)
+    chats = data.split(rows, config.max_length, config.held_out)
     chosen = choose(chats.train, config.conversations)
     held_out = choose(chats.held_out, config.evaluation_conversations)
     every = [*chosen, *held_out]
@@ -86,41 +94,44 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     calibration = Calibration(chosen, look_up, config.anchors, dtype)
     calibration.check_rank(drafter, linears)
 
+    def held_out_features(index: int) -> torch.Tensor:
+        return look_up(len(chosen) + index)
+
     def score(one: Any) -> dict[str, Any]:
-        draft = evaluate.neural(one, lambda index: look_up(len(chosen) + index), dtype)
+        draft = evaluate.neural(one, held_out_features, dtype)
         return evaluate.accept_length(draft, held_out, one.block_size, config.evaluation_anchors)
 
     with output.timed("before"):
         before = score(drafter)
-    with output.timed("gptq"):
-        quantized, errors = quantize_in_sequence(
-            drafter,
-            calibration,
-            group_size=config.group_size,
-            damping=config.damping,
-            actorder=config.actorder,
-            work=output.work,
-            progress=partial(output.log.progress, what="parts"),
-        )
+    with output.timed(config.method):
+        how = How(config.method, config.group_size, config.damping, config.actorder)
+        progress = partial(output.log.progress, what="parts")
+        result = quantize_in_sequence(drafter, calibration, how, output.work, progress)
     with output.timed("write"):
-        folder.write(quantized, source, output.path)
+        folder.write(result, source, output.path)
         count = folder.check_census(output.path, linears)
     with output.timed("after"):
-        after = score(folder.read(output.path, target))
-    worst = max(errors, key=lambda name: errors[name].gptq)
+        written = folder.read(output.path, target)
+        after = score(written)
+        model.load_weights(drafter, source)
+        logits = logits_apart(drafter, written, held_out, held_out_features, config.anchors, dtype)
+    errors = result.errors
+    worst = max(errors, key=lambda name: errors[name].stored)
     return {
         "quantized": count,
         "relative_error": {
-            "mean": sum(one.gptq for one in errors.values()) / count,
-            "max": errors[worst].gptq,
+            "mean": sum(one.stored for one in errors.values()) / count,
+            "max": errors[worst].stored,
             "worst": worst,
             "rounding_mean": sum(one.rounding for one in errors.values()) / count,
-            "by_linear": {name: one.gptq for name, one in errors.items()},
+            "by_linear": {name: {"stored": one.stored, "rounding": one.rounding} for name, one in errors.items()},
         },
         "accept_length": {"before": _interval(before), "after": _interval(after)},
+        "logits": logits,
         "conversations": len(chosen),
         "blocks": calibration.blocks,
         "held_out": len(held_out),
+        "left_out": longer,
         "seconds": round(time.monotonic() - began, 3),
     }
 

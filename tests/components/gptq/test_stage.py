@@ -8,6 +8,7 @@ from compressed_tensors.compressors import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 
+from components.chats.rows import read_rows
 from components.checkpoint.grid import read_grid
 from components.contract.context import Input, Inputs, Output
 from components.contract.errors import UserError
@@ -58,7 +59,49 @@ def test_every_linear_is_quantised_and_nothing_else(result):
 def test_gptq_loses_less_than_rounding_on_what_the_linears_see(result):
     error = result[1]["relative_error"]
     assert 0 < error["mean"] < 0.9 * error["rounding_mean"]
-    assert error["max"] == error["by_linear"][error["worst"]] == max(error["by_linear"].values())
+    assert set(error["by_linear"]) == LINEARS
+    stored = {name: one["stored"] for name, one in error["by_linear"].items()}
+    assert error["max"] == stored[error["worst"]] == max(stored.values())
+    assert error["mean"] == pytest.approx(sum(stored.values()) / 15)
+
+
+def test_plain_rounding_is_the_codes_of_the_grid(drafter_folder, tiny_model, chats, target, tmp_path):
+    path, metrics = quantize(drafter_folder, tiny_model, chats, tmp_path, method="rtn")
+    assert metrics["relative_error"]["mean"] == metrics["relative_error"]["rounding_mean"]
+    weights = load_file(drafter_folder / "model.safetensors")
+    reloaded = folder.read(path, target)
+    for name in LINEARS:
+        grouped = weights[f"{name}.weight"].double().unflatten(1, (-1, 32))
+        scales = (grouped.abs().amax(-1, keepdim=True) / 7.5).bfloat16().double()
+        expected = ((grouped / scales).round().clamp(-8, 7) * scales).flatten(1)
+        torch.testing.assert_close(reloaded.get_submodule(name).weight.double(), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_awq_changes_the_norms_it_scales_and_nothing_else_unquantised(drafter_folder, tiny_model, chats, tmp_path):
+    path, metrics = quantize(drafter_folder, tiny_model, chats, tmp_path, method="awq")
+    assert metrics["quantized"] == 15
+    assert metrics["relative_error"]["mean"] < metrics["relative_error"]["rounding_mean"]
+    old, new = load_file(drafter_folder / "model.safetensors"), load_file(path / "model.safetensors")
+    kept = {name for name in old if name.removesuffix(".weight") not in LINEARS}
+    changed = {name for name in kept if not torch.equal(old[name], new[name])}
+    assert changed == {f"layers.{layer}.post_attention_layernorm.weight" for layer in range(2)}
+
+
+def test_logits_are_compared_on_the_same_blocks(result):
+    logits = result[1]["logits"]
+    assert logits["slots"] > 0
+    assert 0 < logits["kl"] < 0.1
+    assert 0 < logits["top1_agreement"] <= 1
+
+
+def test_a_conversation_over_the_cap_is_left_out_not_cut(drafter_folder, tiny_model, chats, tmp_path):
+    rows = list(read_rows(chats))
+    lengths = sorted(len(row["prompt_token_ids"]) + len(row["token_ids"]) for row in rows)
+    cap = lengths[len(lengths) // 2]
+    longer = sum(length > cap for length in lengths)
+    _, metrics = quantize(drafter_folder, tiny_model, chats, tmp_path, max_length=cap)
+    assert metrics["left_out"] == longer > 0
+    assert metrics["conversations"] + metrics["held_out"] == len(rows) - longer
 
 
 def test_the_librarys_unpacking_gives_codes_times_scales_as_the_reloaded_drafter_has_them(result, target):
@@ -140,12 +183,13 @@ def test_too_few_rows_are_refused_with_the_numbers(drafter_folder, tiny_model, c
         ({"hidden_size": 32}, r"made for an embedding of \(320, 32\), the target's is \(320, 64\)"),
         ({"vocab_size": 300}, r"made for an embedding of \(300, 64\), the target's is \(320, 64\)"),
         ({"aux_hidden_state_layer_ids": [1, 9]}, r"taps layers \[0, 8\], the target has 4 layers"),
+        ({"mask_token_id": 1}, r"mask token 1: it occurs in chat row-"),
     ],
 )
 def test_a_drafter_for_another_target_is_refused(change, message, drafter_folder, tiny_model, chats, tmp_path):
     other = Path(shutil.copytree(drafter_folder, tmp_path / "drafter"))
     document = json.loads((other / "config.json").read_text())
-    place = document if "aux_hidden_state_layer_ids" in change else document["transformer_layer_config"]
+    place = document if set(change) <= set(document) else document["transformer_layer_config"]
     place.update(change)
     if "vocab_size" in change:
         document["draft_vocab_size"] = change["vocab_size"]
