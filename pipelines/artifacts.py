@@ -1,5 +1,6 @@
 """What lies in the store: list, find, export, and clean up."""
 
+import itertools
 import json
 import os
 import shutil
@@ -14,10 +15,11 @@ from typing import Any
 from components.contract.errors import UserError, one_line
 from components.contract.stage import STAGES
 from components.store import cache
-from components.store.artifact import MANIFEST, Artifact, read_manifest, split_uri
+from components.store.artifact import MANIFEST, Artifact, beginning_with, read_manifest, split_uri
 from components.store.backend import Store
 from components.store.lease import TTL_SECONDS, is_dead
 from pipelines.interpreters import environment, interpreter
+from pipelines.lineage import Lineage
 
 LEASE = "_lease.json"
 _NEVER = "no manifest: never committed"
@@ -52,9 +54,8 @@ def find(store: Store, text: str) -> Artifact:
             raise UserError(f"artifact {text}: nothing is committed there")
         return artifact
     stage, _, digest = text.rpartition("/")
-    stages = [stage] if stage else STAGES
-    names = [(name, one) for name in stages for one in store.folders(name) if digest and one.startswith(digest)]
-    found = [artifact for name, one in names if (artifact := read_manifest(store, name, one))]
+    stages = ([stage] if stage else STAGES) if digest else ()
+    found = [artifact for name in stages for artifact in beginning_with(store, name, digest)]
     if len(found) != 1:
         many = f"{len(found)} artifacts begin so; give more digits" if found else "no such artifact"
         raise UserError(f"artifact {text}: {many} (qdflash artifacts list)")
@@ -74,19 +75,23 @@ def locate(text: str, connect: Callable[[], Store]) -> tuple[Store, str, str]:
     return found.store, found.stage, found.digest
 
 
-def row(artifact: Artifact) -> dict[str, Any]:
-    """Return what ``artifacts list`` shows of one artifact."""
-    return {
-        "stage": artifact.stage,
-        "digest": artifact.digest,
-        "committed": time.strftime(
-            "%Y-%m-%d %H:%M", time.localtime(artifact.manifest["started"] + artifact.manifest["seconds"])
-        ),
-        "seconds": artifact.manifest["seconds"],
-        "files": len(artifact.files),
-        "bytes": sum(entry["size"] for entry in artifact.files),
-        "uri": artifact.uri,
-    }
+def rows(store: Store, stage: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield what ``artifacts list`` shows of each artifact; ``apart`` tells it from the others of its stage."""
+    lineage = Lineage()
+    for name, group in itertools.groupby(every(store, stage), key=lambda one: one.stage):
+        found = list(group)
+        for artifact, apart in zip(found, lineage.apart(found), strict=True):
+            ended = artifact.manifest["started"] + artifact.manifest["seconds"]
+            yield {
+                "stage": name,
+                "digest": artifact.digest,
+                "committed": time.strftime("%Y-%m-%d %H:%M", time.localtime(ended)),
+                "seconds": artifact.manifest["seconds"],
+                "files": len(artifact.files),
+                "bytes": sum(entry["size"] for entry in artifact.files),
+                "uri": artifact.uri,
+                "apart": apart,
+            }
 
 
 def export(artifact: Artifact, folder: Path, dense: bool = False) -> None:

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from components.contract.errors import UserError
 from components.store.artifact import remove, verify
 from pipelines import artifacts
 from pipelines.connect import connect
+from pipelines.display import console
+from pipelines.why import listed
 
 app = typer.Typer(no_args_is_help=True, help="What lies in the store.")
 
@@ -30,8 +32,8 @@ def list_(
     json: Json = False,
     store_url: StoreUrl = None,
 ) -> None:
-    """List committed artifacts."""
-    rows = [artifacts.row(artifact) for artifact in artifacts.every(connect(store_url), stage)]
+    """List committed artifacts, each with the knobs that tell it from the others of its stage."""
+    rows = list(artifacts.rows(connect(store_url), stage))
     if json:
         print(artifacts.as_json(rows))
         return
@@ -43,12 +45,13 @@ def list_(
         table.add_column(column, no_wrap=True)
     for column in ("s", "files", "MB"):
         table.add_column(column, justify="right")
+    table.add_column("unlike the others", overflow="fold")
     for row in rows:
-        megabytes = f"{row['bytes'] / 1e6:.1f}"
-        table.add_row(
-            row["stage"], row["digest"][:16], row["committed"], f"{row['seconds']:.0f}", str(row["files"]), megabytes
-        )
-    Console().print(table)
+        seconds, megabytes = f"{row['seconds']:.0f}", f"{row['bytes'] / 1e6:.1f}"
+        apart = listed(row["apart"])
+        cells = (row["stage"], row["digest"][:12], row["committed"], seconds, str(row["files"]), megabytes)
+        table.add_row(*cells, escape(apart))
+    console().print(table)
 
 
 @app.command(epilog="Example: qdflash artifacts show 3fa9")
@@ -58,13 +61,13 @@ def show(artifact: Name, json: Json = False, store_url: StoreUrl = None) -> None
     if json:
         print(artifacts.as_json(found.manifest))
         return
-    console = Console()
-    console.print(found.uri, highlight=False, soft_wrap=True)
+    out = console()
+    out.print(found.uri, highlight=False, soft_wrap=True)
     for name in ("version", "seconds", "salt", "config", "inputs", "versions", "phases", "metrics"):
-        console.print(f"[bold]{name}[/]")
-        console.print_json(data=found.manifest[name])
+        out.print(f"[bold]{name}[/]")
+        out.print_json(data=found.manifest[name])
     for entry in found.files:
-        console.print(f"{entry['size']:>14,}  {entry['sha256'][:16]}  {entry['path']}", highlight=False, markup=False)
+        out.print(f"{entry['size']:>14,}  {entry['sha256'][:16]}  {entry['path']}", highlight=False, markup=False)
 
 
 @app.command(name="verify", epilog="Example: qdflash artifacts verify 3fa9")
@@ -89,12 +92,17 @@ def verify_(
 
 
 @app.command(
-    epilog="Examples: qdflash artifacts export 3fa9 ./bundle --- qdflash artifacts export 3fa9 ./bf16 --dense"
+    epilog="Examples:\n\nqdflash artifacts export 3fa9 ./bundle\n\nqdflash artifacts export 3fa9 ./bf16 --dense"
 )
 def export(
     artifact: Name,
     folder: Annotated[Path, typer.Argument(help="New or empty")],
-    dense: Annotated[bool, typer.Option("--dense", help="Unpack a W4A16 model to BF16: codes × scales")] = False,
+    dense: Annotated[
+        bool,
+        typer.Option(
+            "--dense", help="Unpack a W4A16 model to BF16: codes × scales; of a bundle its target, no draft/"
+        ),
+    ] = False,
     store_url: StoreUrl = None,
 ) -> None:
     """Copy an artifact's files into a folder."""
@@ -110,12 +118,14 @@ def rm(artifact: Name, store_url: StoreUrl = None) -> None:
     print(f"removed {store.uri(f'{stage}/{digest}')}")
 
 
-@app.command(epilog="Examples: qdflash artifacts gc --- qdflash artifacts gc --keep smol --delete")
+@app.command(epilog="Examples:\n\nqdflash artifacts gc\n\nqdflash artifacts gc --keep smol --delete")
 def gc(
     keep: Annotated[
         list[str] | None,
         typer.Option(
-            "--keep", metavar="RECIPE", help="Also drop artifacts that none of these recipes reach; repeatable"
+            "--keep",
+            metavar="RECIPE",
+            help="Also drop artifacts that none of these recipes reach, unchanged: what --set made goes; repeatable",
         ),
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Really delete; without it only say what would go")] = False,

@@ -1,17 +1,19 @@
 """The ``qdflash`` command."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from components.contract.errors import TRANSIENT, USER, StageError, UserError, of_machine, one_line
+from components.store import cache
 from pipelines import seaweed
 from pipelines.artifacts_cli import app as artifacts_app
 from pipelines.connect import connect
+from pipelines.display import console
 from pipelines.plan import Plan, Selection, force, make_plan, render_table, unforce
 from pipelines.recipe import Recipe, load_recipe
 
@@ -56,7 +58,7 @@ def recipe_at(text: str, overrides: list[str] | None = None) -> Recipe:
 
 
 @app.command(
-    epilog="Examples: qdflash run smol --- qdflash run smol --set gptq.damping=0.05 --- qdflash run smol --force qad"
+    epilog="Examples:\n\nqdflash run smol\n\nqdflash run smol --set gptq.damping=0.05\n\nqdflash run smol --force qad"
 )
 def run(
     recipe: RecipeName,
@@ -86,17 +88,19 @@ def run(
     if unforced:
         unforce(loaded, store, unforced)
     plan = make_plan(loaded, store, selection)
-    console = Console()
-    engine = Engine(plan, Display(console))
+    if other := namesake(loaded):
+        print(f"qdflash: {other} is called {plan.recipe} too: logs, report and --force are shared", file=sys.stderr)
+    out = console()
+    engine = Engine(plan, Display(out))
     code = engine.run()
-    summary.show(console, plan, store, engine.progress, Path(recipe))
+    summary.show(out, plan, store, engine.progress, _called(recipe, overrides))
     for state in engine.progress.values():
         if state.state == "failed":
             print(f"qdflash: {state.name}: {state.error} (log: {engine.log_path(state.name)})", file=sys.stderr)
     raise typer.Exit(code)
 
 
-@app.command(epilog="Examples: qdflash plan smol --- qdflash plan smol --set gptq.damping=0.05 --json")
+@app.command(epilog="Examples:\n\nqdflash plan smol\n\nqdflash plan smol --set gptq.damping=0.05 --json")
 def plan(
     recipe: RecipeName,
     only: Only = None,
@@ -112,12 +116,15 @@ def plan(
     if json:
         print(as_json(made.to_json()))
     else:
-        Console().print(render_table(made))
+        console().print(render_table(made))
     raise typer.Exit(USER if any(task.state == "blocked" for task in made.tasks) else 0)
 
 
 @app.command(
-    name="compile", epilog="Example: qdflash compile qwen3.5-4b-a10g -o pipeline.yaml --store s3://bucket/runs"
+    name="compile",
+    epilog="Example, with an image of each role by its digest:\n\nqdflash compile smol -o pipeline.yaml "
+    "--store s3://bucket/runs --set cluster.images.core=$CORE --set cluster.images.train=$TRAIN "
+    "--set cluster.images.vllm=$VLLM",
 )
 def compile_(
     recipe: RecipeName,
@@ -136,7 +143,7 @@ def compile_(
 
 
 @app.command(
-    epilog="Examples: qdflash serve smol --- qdflash serve smol --set gptq.damping=0.05 --- "
+    epilog="Examples:\n\nqdflash serve smol\n\nqdflash serve smol --set gptq.damping=0.05\n\n"
     "qdflash serve ./bundle --profile a10g --port 8080"
 )
 def serve(
@@ -148,7 +155,8 @@ def serve(
     store_url: StoreUrl = None,
 ) -> None:
     """Serve a bundle with vLLM's OpenAI server on loopback."""
-    from pipelines.serve import bundle_folder, command, demand_free
+    from pipelines.artifacts import find
+    from pipelines.serve import bundle_of, command, demand_free
 
     demand_free(port)
     folder = Path(bundle)
@@ -156,9 +164,12 @@ def serve(
         is_recipe = folder.suffix in (".yaml", ".yml") or bundle in SHIPPED
         if overrides and not is_recipe:
             raise UserError(f"--set: {bundle} is no recipe; an artifact's knobs are fixed")
-        folder = bundle_folder(connect(store_url), bundle, recipe_at(bundle, overrides) if is_recipe else None)
+        if is_recipe:
+            folder = bundle_of(recipe_at(bundle, overrides), connect(store_url), _called(bundle, overrides))
+        else:
+            folder = cache.fetch(find(connect(store_url), bundle))
     argv, environment = command(folder, profile, port, draft)
-    print(f"http://127.0.0.1:{port}/v1 serves {folder}", flush=True)
+    print(f"starting vLLM on {folder}; http://127.0.0.1:{port}/health answers once it serves", flush=True)
     os.execve(argv[0], argv, environment)
 
 
@@ -167,12 +178,12 @@ def doctor(store_url: StoreUrl = None) -> None:
     """Say what this machine can and cannot do; exit 2 when the pipeline cannot run here."""
     from pipelines.doctor import examine
 
-    console = Console()
+    out = console()
     findings = examine(store_url)
     colours = {"ok": "green", "note": "yellow", "fault": "red"}
     for finding in findings:
         line = f"[{colours[finding.level]}]{finding.level:<6}[/]{finding.what}: "
-        console.print(line + finding.says.replace("[", "\\["), soft_wrap=True, highlight=False)
+        out.print(line + finding.says.replace("[", "\\["), soft_wrap=True, highlight=False)
     raise typer.Exit(USER if any(finding.level == "fault" for finding in findings) else 0)
 
 
@@ -205,6 +216,20 @@ def env(secret: Annotated[bool, typer.Option("--secret", help="Print the secret 
     for name, value in (seaweed.up() | {"QDFLASH_STORE": seaweed.DEFAULT_STORE}).items():
         shown = value if secret or name != "AWS_SECRET_ACCESS_KEY" else None
         print(f"export {name}={value}" if shown else f"# {name} is left out; ask with --secret")
+
+
+def namesake(recipe: Recipe) -> Path | None:
+    """Return the other recipe file that ran here last under this recipe's name, if there is one."""
+    claim = cache.home() / "logs" / recipe.name / "recipe"
+    before = Path(claim.read_text()) if claim.exists() else recipe.path
+    claim.parent.mkdir(parents=True, exist_ok=True)
+    claim.write_text(str(recipe.path))
+    return before if before != recipe.path and before.exists() else None
+
+
+def _called(recipe: str, overrides: list[str] | None) -> str:
+    """Return a recipe with its overrides as a command line names them."""
+    return shlex.join([recipe, *(word for one in overrides or () for word in ("--set", one))])
 
 
 def _plan(

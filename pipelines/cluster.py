@@ -1,10 +1,19 @@
 """The ``cluster:`` part of a recipe: images, placement and secrets, by role and by task."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
-Image = Annotated[str, Field(pattern=r"^[^@\s]+@sha256:[0-9a-f]{64}$")]
+
+def _by_digest(image: str) -> str:
+    if not re.fullmatch(r"[^@\s]+@sha256:[0-9a-f]{64}", image):
+        raise PydanticCustomError("image", "an image goes by its digest: registry/name@sha256: and 64 hex digits")
+    return image
+
+
+Image = Annotated[str, AfterValidator(_by_digest)]
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[KMGT]i?)?$")]
 
 

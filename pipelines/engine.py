@@ -49,9 +49,8 @@ class Engine:
         A failed task keeps only those from running that need it. SIGINT and SIGTERM end the children and the run.
         Raises :class:`UserError` before anything starts when a task is blocked or a role has no interpreter.
         """
-        blocked = [f"{task.name}: {task.why}" for task in self.plan.tasks if task.state == "blocked"]
-        if blocked:
-            raise UserError("cannot start: " + "; ".join(blocked))
+        if obstacles := self.plan.obstacles():
+            raise UserError("cannot start: " + "; ".join(obstacles))
         for role in {task.role for task in self.plan.tasks if self.progress[task.name].state == "waiting"}:
             interpreter(role)
         with self._signals(), self._display.showing(self.progress):
@@ -189,7 +188,7 @@ class Engine:
 def _initial(task: PlannedTask) -> str:
     """A cached task whose stage checks its metrics (the gate) runs all the same: its exit code counts every time."""
     if task.state == "cached":
-        return "waiting" if hasattr(load(task.stage), "check") else "cached"
+        return "waiting" if task.selected and hasattr(load(task.stage), "check") else "cached"
     return {"run": "waiting"}.get(task.state, "not run")
 
 

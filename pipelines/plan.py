@@ -48,7 +48,8 @@ class PlannedTask:
     ``argv`` follows the interpreter (``-m components.qad …``). ``needs`` must have succeeded before the task starts;
     ``soft_needs`` must have ended, whatever their exit codes. ``state``: ``cached`` (committed already), ``run``,
     ``blocked`` (selected but cannot run; ``why`` says what is missing), ``skipped`` (not selected, not committed).
-    ``files_to_upload`` are (local file, store key) pairs that must be in the store before the task starts.
+    ``files_to_upload`` are (local file, store key) pairs that must be in the store before the task starts. A task that
+    is not ``selected`` never starts, not even to say again that its gate is not met.
     """
 
     name: str
@@ -64,6 +65,7 @@ class PlannedTask:
     state: State
     why: str
     files_to_upload: tuple[tuple[Path, str], ...]
+    selected: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,15 @@ class Plan:
     store: str
     tasks: tuple[PlannedTask, ...]
     cluster: Cluster
+
+    def obstacles(self) -> list[str]:
+        """Return what blocks tasks, each with those that it blocks itself: others wait for these."""
+        blocked = {task.name: task for task in self.tasks if task.state == "blocked"}
+        found: dict[str, list[str]] = {}
+        for task in blocked.values():
+            if not blocked.keys() & {*task.needs, *task.soft_needs}:
+                found.setdefault(task.why, []).append(task.name)
+        return [f"{', '.join(names)}: {why}" for why, names in found.items()]
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values, for ``qdflash plan --json``."""
@@ -148,7 +159,7 @@ def _plan_task(
         state, why = "cached", "committed"
     elif not selected:
         state, why = "skipped", "not selected, not committed"
-    elif obstacle := _obstacle(list(called.uploads), sources_before):
+    elif obstacle := _obstacle(task, list(called.uploads), sources_before):
         state, why = "blocked", obstacle
     elif not memoised:
         state, why = "run", "runs every time"
@@ -171,20 +182,31 @@ def _plan_task(
         state=state,
         why=why,
         files_to_upload=tuple(called.uploads.items()),
+        selected=selected,
     )
 
 
-def _obstacle(files: list[Path], sources: list[PlannedTask]) -> str | None:
+def _obstacle(task: Task, files: list[Path], sources: list[PlannedTask]) -> str | None:
     """Say what keeps a selected task from running, or None."""
     for path in files:
         if not path.is_file():
             return f"{path}: no such file"
+    drawn_from = [one.path for one in task.inputs.get("files", ()) if isinstance(one, LocalFile)]
+    if drawn_from and all(path.suffix == ".jsonl" for path in drawn_from):
+        rows, count = sum(map(_rows, drawn_from)), getattr(task.config, "count", 0)
+        if rows < count:
+            return f"count {count}: its files hold {rows} prompts"
     for source in sources:
         if source.state == "blocked":
             return f"below {source.name}, which is blocked"
         if source.state == "skipped":
             return f"{source.name} is not committed and not selected"
     return None
+
+
+def _rows(path: Path) -> int:
+    with path.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
 
 
 def _selected(tasks: list[Task], selection: Selection) -> set[str]:
@@ -231,10 +253,16 @@ def force(recipe: Recipe, store: Store, names: Iterable[str]) -> None:
     store.write(_salts_key(recipe), json.dumps(read_salts(recipe, store) | forced, indent=1).encode())
 
 
-def unforce(recipe: Recipe, store: Store, names: Iterable[str]) -> None:
-    """Forget the salts of the named tasks or stages (``--unforce``)."""
-    named = _expand(build(recipe), names)
-    kept = {name: salt for name, salt in read_salts(recipe, store).items() if name not in named}
+def unforce(recipe: Recipe, store: Store, names: list[str]) -> None:
+    """Forget the salts of the named tasks or stages (``--unforce``).
+
+    Raises :class:`UserError` when none of them is forced.
+    """
+    named, salts = _expand(build(recipe), names), read_salts(recipe, store)
+    if not named & salts.keys():
+        forced = f"forced {'are' if len(salts) > 1 else 'is'} {', '.join(salts)}" if salts else "nothing is"
+        raise UserError(f"--unforce {' '.join(names)}: not forced in recipe {recipe.name}; {forced}")
+    kept = {name: salt for name, salt in salts.items() if name not in named}
     store.write(_salts_key(recipe), json.dumps(kept, indent=1).encode())
 
 

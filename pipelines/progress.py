@@ -112,7 +112,9 @@ class Attempt:
             elif event[1] == "progress":
                 state.done, state.total = int(fields["done"]), int(fields["total"])
                 state.detail = " ".join(
-                    f"{name} {value}" for name, value in fields.items() if name not in ("done", "total")
+                    value if name == "what" else f"{name} {value}"
+                    for name, value in fields.items()
+                    if name not in ("done", "total")
                 )
             elif event[1] == "phase":
                 state.done = state.total = 0

@@ -6,21 +6,21 @@ of the stage's name (``regen`` below ``regen_a`` and ``regen_b``); the task's ow
 A recipe never names a store, an endpoint or a credential.
 """
 
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from components.chats.template import Template
 from components.contract.digest import StageConfig
 from components.contract.errors import UserError
+from components.contract.faults import explain, unknown
 from components.contract.stage import STAGES, load
 from pipelines.cluster import Cluster
+from pipelines.document import hiding, merge, override, read_document, unusable
 
 TASKS: dict[str, str] = {
     "teacher": "model",
@@ -141,17 +141,11 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 
     Raises :class:`UserError` naming every wrong field with its path, in one line.
     """
-    path = Path(path)
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
-    except OSError as error:
-        raise UserError(f"recipe {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"recipe {path}: not YAML: {error}") from error
-    if not isinstance(data, dict):
-        raise UserError(f"recipe {path}: expected a mapping of sections")
-    for override in overrides:
-        _override(data, override)
+    path, data = Path(path), read_document(Path(path))
+    for one in overrides:
+        override(data, one)
+        if hidden := hiding(data, one, SHARED):
+            raise UserError(f"--set {one}: {', '.join(hidden)} each give it themselves; set it there")
     try:
         return _resolve(data, path)
     except RecursionError as error:
@@ -167,34 +161,6 @@ class _Faults(Exception):
         return "; ".join(self.args)
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key given twice is an error rather than a silent overwrite."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _override(data: dict[str, Any], override: str) -> None:
-    address, separator, text = override.partition("=")
-    *parents, field = address.strip().split(".")
-    if not separator or not field:
-        raise UserError(f"--set {override}: expected path.to.field=value")
-    for parent in parents:
-        data = data.setdefault(parent, {})
-        if not isinstance(data, dict):
-            raise UserError(f"--set {override}: {parent} holds a value, not fields")
-    try:
-        data[field] = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"--set {override}: the value is not YAML") from error
-
-
 def _resolve(data: dict[str, Any], path: Path) -> Recipe:
     """Validate every section; raise :class:`_Faults` with all that is wrong."""
     faults: list[str] = []
@@ -203,10 +169,11 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
         try:
             return model.model_validate({} if values is None else values)
         except ValidationError as error:
-            faults.extend(explain(error, name, model))
+            faults.extend(explain(error, model, name))
             return None
 
-    faults.extend(_unknown(str(name), str(name), SECTIONS) for name in data if name not in SECTIONS)
+    faults.extend(unknown(str(name), str(name), SECTIONS) for name in data if name not in SECTIONS)
+    faults.extend(f"{place}: holds a character that no file name or argument can" for place in unusable(data))
     if not isinstance(data.get("name"), str) or not re.fullmatch(NAME, data["name"]):
         faults.append(f"name: must match {NAME}; it names the recipe in the store and in reports")
     if "int4" in data and "ptq" in data:
@@ -223,7 +190,7 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
         stage = TASKS[task]
         given = data.get(task)
         if task in SHARED.get(stage, ()):
-            given = _merge(data.get(stage) or {}, given or {})
+            given = merge(data.get(stage) or {}, given or {})
         ours = filled(task, tasks, template or Template(), cluster or Cluster())
         if isinstance(given or {}, dict):
             faults.extend(f"{task}.{name}: {_OURS.get(name, _FILLED)}" for name in ours if name in (given or {}))
@@ -235,7 +202,7 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
     faults.extend(_profile(configs))
     resources = _resources(data.get("resources") or {}, tasks, section, faults)
     placed = cluster.tasks if cluster else {}
-    faults.extend(_unknown(f"cluster.tasks.{name}", name, tasks) for name in placed if name not in tasks)
+    faults.extend(unknown(f"cluster.tasks.{name}", name, tasks) for name in placed if name not in tasks)
     if faults:
         raise _Faults(*dict.fromkeys(faults))
     return Recipe(data["name"], path.resolve(), template, files, configs, resources, cluster)
@@ -250,7 +217,7 @@ def _prompt_sources(configs: dict[str, Any], files: Files) -> list[str]:
             many = "give one of the two" if config.dataset else "one of the two says where prompts come from"
             faults.append(f"{task}.dataset, files.{task}: {many}")
     known = SHARED["prompts"]
-    faults.extend(_unknown(f"files.manifests.{name}", name, known) for name in files.manifests if name not in known)
+    faults.extend(unknown(f"files.manifests.{name}", name, known) for name in files.manifests if name not in known)
     return faults
 
 
@@ -296,39 +263,12 @@ def _resources(given: Any, tasks: list[str], section: Any, faults: list[str]) ->
         faults.append("resources: expected a mapping of stage or task to cpu and memory_gb")
         return {}
     known = {*TASKS, *STAGES}
-    faults.extend(_unknown(f"resources.{name}", str(name), known) for name in given if name not in known)
+    faults.extend(unknown(f"resources.{name}", str(name), known) for name in given if name not in known)
     found = {}
     for task in tasks:
         stage = TASKS[task]
         cpu, memory_gb = _ROLE_RESOURCES[load(stage).ROLE]
-        values = _merge({"cpu": cpu, "memory_gb": memory_gb}, given.get(stage) or {})
-        values = _merge(values, given.get(task) or {})
+        values = merge({"cpu": cpu, "memory_gb": memory_gb}, given.get(stage) or {})
+        values = merge(values, given.get(task) or {})
         found[task] = section(Resources, f"resources.{task if task in given else stage}", values)
     return found
-
-
-def explain(error: ValidationError, section: str, model: type[BaseModel]) -> list[str]:
-    """Return one phrase per wrong field: its path in the recipe and what is wrong with it."""
-    phrases = []
-    for fault in error.errors():
-        place = ".".join(map(str, (section, *fault["loc"])))
-        if fault["type"] == "extra_forbidden":
-            names = model.model_fields if len(fault["loc"]) == 1 else {}
-            phrases.append(_unknown(place, str(fault["loc"][-1]), names))
-        elif fault["type"] == "model_type":
-            phrases.append(f"{place}: expected a mapping of fields")
-        else:
-            phrases.append(f"{place}: {fault['msg']}")
-    return phrases
-
-
-def _unknown(place: str, name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"{place}: unknown field" + (f", did you mean {close[0]}?" if close else "")
-
-
-def _merge(below: Any, above: Any) -> Any:
-    """Lay ``above`` over ``below``, mapping by mapping."""
-    if not isinstance(below, dict) or not isinstance(above, dict):
-        return above
-    return {**below, **{key: _merge(below.get(key), value) for key, value in above.items()}}

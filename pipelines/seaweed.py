@@ -111,10 +111,21 @@ def _start(folder: Path, ports: dict[str, int]) -> int:
     arguments += ["-s3.autoCreateBucket=false", "-filer.exposeDirectoryData=false"]
     arguments += ["-volume.max=0", "-volume.preStopSeconds=0", "-volume.minFreeSpace=1GiB"]
     arguments += ["-master.volumeSizeLimitMB=1024"]
-    with (folder / "weed.log").open("wb") as log:
-        return subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True
-        ).pid
+    with (folder / "running").open("w") as held:  # the server inherits it, and the lock with it
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{data}: a weed that server.json does not name runs there; end it (see ps)") from error
+        with (folder / "weed.log").open("wb") as log:
+            return subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                start_new_session=True,
+                pass_fds=[held.fileno()],
+            ).pid
 
 
 def _ready(server: dict[str, Any], keys: dict[str, str]) -> bool:

@@ -10,23 +10,17 @@ from components.serving.profiles import DRAFT_FOLDER, read_serving
 from components.store import cache
 from components.store.artifact import read_manifest
 from components.store.backend import Store
-from pipelines.artifacts import find
 from pipelines.interpreters import interpreter
 from pipelines.plan import make_plan
 from pipelines.recipe import Recipe
 
 
-def bundle_folder(store: Store, text: str, recipe: Recipe | None) -> Path:
-    """Return a local folder of the bundle that ``text`` names: a folder, an artifact, or a recipe's bundle."""
-    folder = Path(text)
-    if folder.is_dir():
-        return folder
-    if recipe is None:
-        return cache.fetch(find(store, text))
+def bundle_of(recipe: Recipe, store: Store, called: str) -> Path:
+    """Return a local folder of a recipe's bundle; ``called`` names recipe and overrides on a command line."""
     task = next(task for task in make_plan(recipe, store).tasks if task.stage == "bundle")
     artifact = read_manifest(store, task.stage, task.digest)
     if artifact is None:
-        raise UserError(f"recipe {recipe.name}: its bundle is not made yet; qdflash run {recipe.path}")
+        raise UserError(f"recipe {recipe.name}: its bundle is not made yet; qdflash run {called}")
     return cache.fetch(artifact)
 
 

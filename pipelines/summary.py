@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from components.report.collect import TaskRecord
+from components.report.page import training
 from components.store import cache
 from components.store.artifact import Artifact, read_manifest
 from components.store.backend import Store
@@ -16,10 +19,16 @@ from pipelines.progress import Progress
 _MEASUREMENTS = {"measure_baseline": "BF16 baseline", "measure_target": "target", "measure_pair": "pair"}
 
 
-def show(console: Console, plan: Plan, store: Store, progress: dict[str, Progress], recipe: Path) -> None:
-    """Print the summary of a run; parts that were not made are left out."""
+def show(console: Console, plan: Plan, store: Store, progress: dict[str, Progress], called: str) -> None:
+    """Print the summary of a run; parts that were not made are left out.
+
+    ``called`` names recipe and overrides on a command line.
+    """
     made = {task.name: read_manifest(store, task.stage, task.digest) for task in plan.tasks}
     console.print(_tasks(made, progress))
+    trained = training({name: TaskRecord.of(name, artifact) for name, artifact in made.items() if artifact})
+    if trained:
+        console.print(_trained(trained))
     measured = {label: made[name] for name, label in _MEASUREMENTS.items() if made.get(name)}
     if measured:
         console.print(_measurements({label: artifact.metrics for label, artifact in measured.items() if artifact}))
@@ -34,7 +43,7 @@ def show(console: Console, plan: Plan, store: Store, progress: dict[str, Progres
             page = copy_report(artifact, plan.recipe)
             console.print(f"report: {page}", markup=False, soft_wrap=True, highlight=False)
         if artifact and task.stage == "bundle":
-            console.print(f"serve it: qdflash serve {recipe}", markup=False, soft_wrap=True, highlight=False)
+            console.print(f"serve it: qdflash serve {called}", markup=False, soft_wrap=True, highlight=False)
 
 
 def copy_report(artifact: Artifact, recipe: str) -> Path:
@@ -52,10 +61,20 @@ def _tasks(made: dict[str, Artifact | None], progress: dict[str, Progress]) -> T
         table.add_column(column, no_wrap=True)
     table.add_column("this run, s", justify="right")
     table.add_column("when made, s", justify="right")
+    table.add_column("artifact", no_wrap=True)
     for name, state in progress.items():
         artifact = made[name]
-        seconds = f"{artifact.manifest['seconds']:.1f}" if artifact else ""
-        table.add_row(name, state.state, f"{state.seconds:.1f}" if state.attempts else "", seconds)
+        seconds, address = "", ""
+        if artifact:
+            seconds, address = f"{artifact.manifest['seconds']:.1f}", f"{artifact.stage}/{artifact.digest[:8]}"
+        table.add_row(name, state.state, f"{state.seconds:.1f}" if state.attempts else "", seconds, address)
+    return table
+
+
+def _trained(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="trained", title_justify="left", box=None, show_header=False)
+    for row in rows:
+        table.add_row(row["what"], escape(row["value"]))
     return table
 
 

@@ -42,9 +42,7 @@ class History:
             return "never run"
         compared = [_differences(manifest, version, config, inputs, salt, running) for manifest in manifests]
         nearest = min(compared, key=len)
-        phrases = list(dict.fromkeys(nearest)) or ["its digest changed"]
-        more = f", {len(phrases) - _SHOWN} more" if len(phrases) > _SHOWN else ""
-        return ", ".join(phrases[:_SHOWN]) + more
+        return listed(list(dict.fromkeys(nearest)) or ["its digest changed"])
 
     def _of(self, stage: str) -> list[dict[str, Any]]:
         """Return the stage's manifests, newest first."""
@@ -70,12 +68,12 @@ def _differences(
         phrases.append("forced" if salt else "no longer forced")
     if version != manifest["version"]:
         phrases.append(f"version {manifest['version']} -> {version}")
-    new = _flat(digested(config))
-    runtime = _flat(config.model_dump(mode="json")).keys() - new.keys()
-    old = {path: value for path, value in _flat(manifest["config"]).items() if path not in runtime}
+    new = flat(digested(config))
+    runtime = flat(config.model_dump(mode="json")).keys() - new.keys()
+    old = {path: value for path, value in flat(manifest["config"]).items() if path not in runtime}
     for path in sorted(new.keys() | old.keys()):
         if new.get(path) != old.get(path):
-            phrases.append(f"{path} {_short(old.get(path))} -> {_short(new.get(path))}")
+            phrases.append(f"{path} {short(old.get(path))} -> {short(new.get(path))}")
     for port in sorted(inputs.keys() | manifest["inputs"].keys()):
         uris, before = inputs.get(port, []), manifest["inputs"].get(port, [])
         if [_identity(uri) for uri in uris] == [_identity(uri) for uri in before]:
@@ -97,17 +95,24 @@ def _names(uris: list[str]) -> str:
     return "+".join(_identity(uri)[:8] for uri in uris) or "none"
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
+def listed(phrases: list[str]) -> str:
+    """Return the first few of some phrases, and how many are left."""
+    more = f", {len(phrases) - _SHOWN} more" if len(phrases) > _SHOWN else ""
+    return ", ".join(phrases[:_SHOWN]) + more
+
+
+def flat(value: Any, path: str = "") -> dict[str, Any]:
     """Flatten nested mappings into dotted paths; lists stay whole."""
     if not isinstance(value, dict) or not value:
         return {path: value}
     return {
         place: leaf
         for key, inner in value.items()
-        for place, leaf in _flat(inner, f"{path}.{key}" if path else key).items()
+        for place, leaf in flat(inner, f"{path}.{key}" if path else key).items()
     }
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Return a value as JSON, cut where it is long."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else text[:37] + "…"

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from components.contract.errors import UserError
@@ -45,22 +44,6 @@ class Model:
     attention: int
     window: int | None = None
     block_size: int = 1
-
-
-def read_model(folder: Path) -> Model:
-    """Return the model of a folder; only the headers of its safetensors are read.
-
-    Raises:
-        UserError: no config, no safetensors, or one that is torn.
-    """
-    shards = sorted(folder.glob("*.safetensors"))
-    if not shards or not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: no config.json or no *.safetensors there; this is not a model folder")
-    table: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for path in shards:
-        with path.open("rb") as file:
-            table |= parse_header(file.read(header_length(file.read(LENGTH_BYTES))), str(path))
-    return model_of(table, json.loads((folder / "config.json").read_text()))
 
 
 def header_length(start: bytes) -> int:

@@ -21,18 +21,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
-
 from components.contract import errors
-from components.contract.context import Input, Inputs, Output
+from components.contract.arguments import bind, parse_config, parser, store_of
+from components.contract.context import Inputs, Output
 from components.contract.digest import StageConfig, stage_digest
-from components.contract.errors import StageError, TransientError, UserError
+from components.contract.errors import StageError, TransientError
 from components.contract.log import Log
 from components.contract.stage import Stage, load
 from components.store import cache
-from components.store.artifact import Artifact, commit, read_manifest, split_uri
+from components.store.artifact import Artifact, commit, read_manifest
 from components.store.backend import Store
 from components.store.lease import Lease
 from components.store.work import Work
@@ -55,7 +52,7 @@ def main(stage: str, argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         module = load(stage)
-        arguments = _parser(stage, module).parse_args(argv)
+        arguments = parser(stage, module).parse_args(argv)
         artifact = execute(stage, module, arguments, log)
         if arguments.executor_output:
             _write_executor_output(arguments.executor_output, arguments.executor_artifact, artifact)
@@ -81,15 +78,9 @@ def main(stage: str, argv: list[str] | None = None) -> int:
 def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) -> Artifact:
     """Return the committed artifact, running the stage only when there is none."""
     config = parse_config(module, arguments.config)
-    inputs = _bind(module, arguments.input)
-    store_url, named_stage, digest = split_uri(arguments.output)
-    expected = stage_digest(stage, module.VERSION, config, inputs.digests(), arguments.salt)
-    if (named_stage, digest) != (stage, expected):
-        raise UserError(
-            f"--output {arguments.output}: this config and these inputs give {stage}/{expected}; "
-            "planner and stage are of different versions, or the address is wrong"
-        )
-    store = Store(store_url)
+    inputs = bind(module, arguments.input)
+    digest = stage_digest(stage, module.VERSION, config, inputs.digests(), arguments.salt)
+    store = Store(store_of(arguments.output, stage, digest))
     memoised = getattr(module, "MEMOISED", True)
 
     def committed() -> Artifact | None:
@@ -120,25 +111,6 @@ def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) 
     finally:
         lease.release()
     return artifact
-
-
-def parse_config(module: Stage, text: str) -> StageConfig:
-    """Read ``--config``: JSON, or the path or s3:// address of a JSON file."""
-    if not text.lstrip().startswith("{"):
-        folder, _, name = text.rpartition("/")
-        data = Store(folder or ".").read(name)
-        if data is None:
-            raise UserError(f"--config {text}: no such file")
-        text = data.decode(errors="replace")
-    try:
-        return module.Config.model_validate_json(text)
-    except ValidationError as error:
-        raise UserError(f"--config: {explain(error)}") from error
-
-
-def explain(error: ValidationError) -> str:
-    """Name each wrong field and what is wrong with it, in one line."""
-    return "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'config'}: {fault['msg']}" for fault in error.errors())
 
 
 def _run(
@@ -177,58 +149,6 @@ def _run(
             cache.keep(artifact, output.path)
         log.event("done" if won else "adopted", uri=artifact.uri, seconds=manifest["seconds"])
         return artifact
-
-
-def _parser(stage: str, module: Stage) -> argparse.ArgumentParser:
-    ports = "\n".join(
-        f"  {name:<15} {port.doc}{' (optional)' if port.optional else ''}{' (repeatable)' if port.many else ''}"
-        for name, port in module.INPUTS.items()
-    )
-    fields = "\n".join(f"  {name:<23} {_field_help(field)}" for name, field in module.Config.model_fields.items())
-    parser = argparse.ArgumentParser(
-        prog=f"python -m components.{stage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=f"inputs:\n{ports or '  none'}\n\nconfig fields:\n{fields or '  none'}",
-    )
-    parser.add_argument("--config", required=True, help="the stage's config as JSON, or the address of a JSON file")
-    parser.add_argument("--input", action="append", default=[], metavar="NAME=URI", help="bind an input; repeatable")
-    parser.add_argument("--output", required=True, metavar="PREFIX", help="<store>/<stage>/<digest>")
-    parser.add_argument("--salt", help="set by a forced re-run; part of the digest")
-    parser.add_argument("--executor-output", metavar="PATH", help="where to write the KFP ExecutorOutput JSON")
-    parser.add_argument(
-        "--executor-artifact",
-        nargs=2,
-        metavar=("PATH", "URI"),
-        help="KFP's output artifact: where to write a copy of the manifest, and the address KFP gives it",
-    )
-    return parser
-
-
-def _field_help(field: FieldInfo) -> str:
-    kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
-    kind = kind.replace("typing.", "")
-    default = (
-        "required"
-        if field.is_required()
-        else f"default {json.dumps(to_jsonable_python(field.get_default(call_default_factory=True)))}"
-    )
-    return f"{field.description or ''} ({kind}, {default})"
-
-
-def _bind(module: Stage, pairs: list[str]) -> Inputs:
-    bound: dict[str, list[Input]] = {}
-    for pair in pairs:
-        name, separator, uri = pair.partition("=")
-        if not separator or name not in module.INPUTS:
-            raise UserError(f"--input {pair}: expected NAME=URI with NAME one of {', '.join(module.INPUTS)}")
-        bound.setdefault(name, []).append(Input(uri))
-    for name, port in module.INPUTS.items():
-        count = len(bound.get(name, []))
-        if count == 0 and not port.optional:
-            raise UserError(f"--input {name}=…: missing; it is {port.doc}")
-        if count > 1 and not port.many:
-            raise UserError(f"--input {name}=…: given {count} times, takes one")
-    return Inputs(bound)
 
 
 @contextlib.contextmanager

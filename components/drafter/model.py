@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import DFlashSpeculatorConfig
@@ -12,7 +14,7 @@ from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import PretrainedConfig, Qwen3Config
 
 from components.checkpoint.config import read_config
-from components.contract.errors import UserError
+from components.contract.errors import UserError, one_line
 from components.drafter.attention import IMPLEMENTATION
 
 INITIALISER_STD = 0.02
@@ -170,27 +172,31 @@ def read(folder: Path) -> DFlashDraftModel:
         UserError: the folder is no DFlash drafter.
     """
     document = read_config(folder)
-    if document.get("speculators_model_type") == "dflash":
-        config = DFlashSpeculatorConfig.from_pretrained(folder)
-        config.transformer_layer_config._attn_implementation = IMPLEMENTATION
-    elif public := document.get("dflash_config"):
-        config = _speculator(
-            Qwen3Config(**{name: value for name, value in document.items() if name not in NOT_OF_A_LAYER}),
-            document.get("block_size") or public["block_size"],
-            public["target_layer_ids"],
-            public["mask_token_id"],
-            document["vocab_size"],
-            [],
-        )
-    else:
-        raise UserError(
-            f"drafter {folder}: config.json is not a DFlash drafter's; give an artifact of the drafter stage"
-        )
-    drafter = DFlashDraftModel(config)
+    try:
+        drafter = DFlashDraftModel(_config(folder, document))
+    except (KeyError, TypeError, ValueError, AttributeError, StrictDataclassError) as error:
+        what = "config.json is not a DFlash drafter's; give an artifact of the drafter stage"
+        raise UserError(f"drafter {folder}: {what} ({one_line(error, 120)})") from error
     if drafter.t2d is not None:
         tensors = load_file(folder / "model.safetensors")
         drafter.load_vocab_mappings(tensors["t2d"], tensors["d2t"])
     return drafter
+
+
+def _config(folder: Path, document: dict[str, Any]) -> DFlashSpeculatorConfig:
+    if document.get("speculators_model_type") == "dflash":
+        config = DFlashSpeculatorConfig.from_pretrained(folder)
+        config.transformer_layer_config._attn_implementation = IMPLEMENTATION
+        return config
+    public = document["dflash_config"]
+    return _speculator(
+        Qwen3Config(**{name: value for name, value in document.items() if name not in NOT_OF_A_LAYER}),
+        document.get("block_size") or public["block_size"],
+        public["target_layer_ids"],
+        public["mask_token_id"],
+        document["vocab_size"],
+        [],
+    )
 
 
 def load_weights(drafter: DFlashDraftModel, folder: Path) -> None:

@@ -26,6 +26,8 @@ def complete(folder: Path) -> dict[str, Any]:
         )
     _demand_finite(folder)
     text = config.get("text_config") or config
+    if not isinstance(text, dict):
+        raise UserError("model: text_config in config.json is no JSON object")
     generation = folder / "generation_config.json"
     values = _json(generation) if generation.exists() else {}
     if values.get("eos_token_id") is None:
@@ -73,14 +75,16 @@ def _tensors(folder: Path) -> dict[str, dict[str, Any]]:
             with path.open("rb") as stream:
                 length = struct.unpack("<Q", stream.read(8))[0]
                 header = json.loads(stream.read(length))
-        except (struct.error, ValueError, MemoryError, OverflowError) as error:
+            header.pop("__metadata__", None)
+            end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        except (struct.error, ValueError, MemoryError, OverflowError, LookupError, TypeError, AttributeError) as error:
             raise UserError(f"model: {path.name} is not a safetensors file") from error
-        header.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
         if path.stat().st_size != 8 + length + end:
             raise UserError(f"model: {path.name} is cut short; fetch it again")
         tensors |= header
     index = folder / "model.safetensors.index.json"
+    if index.exists() and not isinstance(_json(index).get("weight_map"), dict):
+        raise UserError(f"model: {index.name} has no weight_map")
     if index.exists() and (missing := set(_json(index)["weight_map"]) - set(tensors)):
         raise UserError(f"model: {len(missing)} tensors of the index are in no file, {sorted(missing)[0]} for one")
     return tensors

@@ -4,6 +4,8 @@ Of several rows that are the same only one counts, and which one does not depend
 contains the smaller one.
 """
 
+import contextlib
+import errno
 import hashlib
 import os
 import sqlite3
@@ -33,6 +35,17 @@ _SAME_TEXT_ELSEWHERE = "PARTITION BY text ORDER BY supply, category"
 
 Candidate = tuple[int, int, int]
 """A row's number in the index, its part and its position there."""
+
+
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """Turn SQLite's word for a full disk into the operating system's."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+            raise
+        raise OSError(errno.ENOSPC, str(error)) from error
 
 
 class Pool:

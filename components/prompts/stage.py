@@ -81,7 +81,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Read, drop, draw and write the prompts; return the statistics."""
     from components.prompts.draw import Draw, Meter
     from components.prompts.overlap import HeldOut
-    from components.prompts.pool import Pool
+    from components.prompts.pool import Pool, disk_errors
     from components.prompts.read import Parts, read
     from components.prompts.statistics import statistics
 
@@ -92,7 +92,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     with output.timed("read"):
         held_out = [one.path for one in inputs.all("held_out")]
         read(shards, parts, config.system, manifest, HeldOut.of(held_out), output.log)
-    with output.timed("sort_out"):
+    with output.timed("sort_out"), disk_errors():
         pool = Pool(output.scratch)
         pool.fill(parts, config.seed)
         _take_out_earlier(pool, inputs.all("exclude"), place)
@@ -100,7 +100,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
             _demand(pool, manifest, place)
         pool.keep_one_of_each()
         pool.drop_overlaps()
-    with output.timed("draw"):
+    with output.timed("draw"), disk_errors():
         meter = Meter(tokenizer, config.template, parts, output.work)
         draw = Draw(pool, parts, meter, config.max_prompt_tokens, place, output.log)
         missing = {}

@@ -1,7 +1,7 @@
 """Gather what the page needs from the committed artifacts, fetching only their small files and headers."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -15,6 +15,7 @@ from components.checkpoint.step_bytes import (
 )
 from components.contract.context import Input
 from components.serving.profiles import DRAFT_FOLDER
+from components.store.artifact import Artifact
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,15 @@ class TaskRecord:
     metrics: dict[str, Any]
     versions: dict[str, str]
     inputs: dict[str, list[str]]
-    curve: list[dict[str, Any]]
-    samples: list[dict[str, Any]]
-    step_bytes: dict[str, int]
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    step_bytes: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, artifact: Artifact, **drawn_from: Any) -> "TaskRecord":
+        """Return the record of a task's artifact; ``drawn_from`` are the fields that are not in its manifest."""
+        keys = ("stage", "digest", "seconds", "config", "metrics", "versions", "inputs")
+        return cls(name=name, uri=artifact.uri, **{key: artifact.manifest[key] for key in keys}, **drawn_from)
 
     def get(self, path: str) -> Any:
         """Return the metric at ``key.key``, or None."""
@@ -49,16 +56,9 @@ def collect(inputs: dict[str, Input]) -> dict[str, TaskRecord]:
     tasks = {}
     for name, one in inputs.items():
         manifest = one.artifact.manifest
-        tasks[name] = TaskRecord(
-            name=name,
-            stage=manifest["stage"],
-            digest=manifest["digest"],
-            uri=one.artifact.uri,
-            seconds=manifest["seconds"],
-            config=manifest["config"],
-            metrics=manifest["metrics"],
-            versions=manifest["versions"],
-            inputs=manifest["inputs"],
+        tasks[name] = TaskRecord.of(
+            name,
+            one.artifact,
             curve=_lines(one, "curve.jsonl"),
             samples=_lines(one, "samples.jsonl"),
             step_bytes=_step_bytes(manifest) if manifest["stage"] == "measure" else {},

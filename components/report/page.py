@@ -11,6 +11,23 @@ from components.report.collect import TaskRecord
 Tasks = dict[str, TaskRecord]
 COLUMNS = {"measure_baseline": "BF16 baseline", "measure_target": "W4A16 target", "measure_pair": "target + drafter"}
 
+TERMS = {
+    "target, drafter, pair": "The target is the model that is served. The drafter proposes a block of tokens, which "
+    "the target verifies in one pass; what it accepts is what it would have said alone. The pair is both.",
+    "W4A16": "Weights of 4 bits in groups that share a scale, activations of 16 bits.",
+    "acceptance length": "Tokens that one verifying pass of the target yields: the accepted ones and one of its own. "
+    "1 means that nothing drafted was accepted; a bigram drafter, a table of token pairs, is the bar to clear.",
+    "accept-length, held-out": "The same, predicted in training: on stored answers instead of a running server.",
+    "greedy parity": "Whether speculation changes what the target answers at temperature 0. Equal: the same tokens. "
+    "Tie: they part where two tokens are about equally likely. Broken: neither, which must not be.",
+    "KL to the teacher": "How far the quantised model's next-token distribution is from the BF16 model's, in nats; 0 "
+    "is none. QAD, quantization-aware distillation, lowers it by moving weights on their 4-bit grid.",
+    "codes changed": "The share of 4-bit weights that QAD moved to another value.",
+    "no power": "The baseline's own interval includes guessing: the score can show no difference and gates nothing.",
+    "bytes moved per step": "What a decoding step reads and writes of a GPU's memory; at batch 1 it bounds the time.",
+}
+"""What a reader meets on the page, in words."""
+
 
 def render(title: str, tasks: Tasks, samples: int) -> tuple[str, list[str]]:
     """Return the HTML and the names of the sections it has."""
@@ -23,11 +40,13 @@ def render(title: str, tasks: Tasks, samples: int) -> tuple[str, list[str]]:
         "samples": side_by_side(tasks, samples),
         "lineage": list(tasks.values()),
     }
+    told = {"terms": TERMS, "makers": {task.uri: task for task in tasks.values()}}
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["figure"] = _number
     template = environment.from_string(files("components.report").joinpath("page.html.jinja").read_text("utf-8"))
     measured = next((task for name, task in tasks.items() if name in COLUMNS), None)
     machine = measured.get("machine") if measured else None
-    html = template.render(title=title, columns=list(_measures(tasks)), machine=machine or {}, **sections)
+    html = template.render(title=title, columns=list(_measures(tasks)), machine=machine or {}, **told, **sections)
     return html, [name for name, content in sections.items() if content]
 
 

@@ -1,16 +1,20 @@
 """Serving profiles: the vLLM arguments of one accelerator, and the ``serving.yaml`` that keeps them in a bundle."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import Field, ValidationError
 
 from components.contract.digest import StageConfig
 from components.contract.errors import UserError
+from components.contract.faults import explain
 
 SERVING_FILE = "serving.yaml"
 DRAFT_FOLDER = "draft"
+
+VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
+VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 
 
 class Profile(StageConfig):
@@ -33,7 +37,7 @@ class Profile(StageConfig):
     cudagraph_capture_sizes: tuple[int, ...] | None = Field(
         None, description="Batch sizes (in tokens) captured as CUDA graphs; a bundle sets 1 and 1 + drafted tokens"
     )
-    env: dict[str, str] = Field({}, description="Environment variables of the server process")
+    env: dict[VariableName, VariableValue] = Field({}, description="Environment variables of the server process")
 
 
 # Two of these save most of a CPU start: eager execution together with an explicit KV cache size needs no warm-up pass.
@@ -91,14 +95,13 @@ def read_serving(folder: Path) -> Serving:
 def load_serving(path: Path) -> Serving:
     """Read one ``serving.yaml``; raises :class:`UserError` naming the file and the wrong field."""
     try:
-        return Serving.model_validate(yaml.safe_load(path.read_text()))
+        return Serving.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         raise UserError(f"{path}: missing; this folder is not a bundle") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML: {error}") from error
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-        raise UserError(f"{path}: {faults}") from error
+        raise UserError(f"{path}: {'; '.join(explain(error, Serving))}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{path}: not YAML: {error}") from error
 
 
 def write_serving(folder: Path, serving: Serving) -> None:

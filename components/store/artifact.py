@@ -71,6 +71,12 @@ def read_manifest(store: Store, stage: str, digest: str) -> Artifact | None:
     return Artifact(store, stage, digest, manifest)
 
 
+def beginning_with(store: Store, stage: str, start: str) -> list[Artifact]:
+    """Return the committed artifacts of ``stage`` whose digest begins with ``start``."""
+    found = (read_manifest(store, stage, digest) for digest in store.folders(stage) if digest.startswith(start))
+    return [artifact for artifact in found if artifact]
+
+
 def split_uri(uri: str) -> tuple[str, str, str]:
     """Split ``<store>/<stage>/<digest>`` into its three parts."""
     parts = uri.rstrip("/").rsplit("/", 2)

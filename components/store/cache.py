@@ -38,13 +38,14 @@ def fetch(artifact: Artifact) -> Path:
     root = home() / "cache"
     name = hashlib.sha256(json.dumps(artifact.manifest, sort_keys=True).encode()).hexdigest()
     view = root / "views" / name
+    limit = _limit()  # wrong before it is needed, too
     _hold(root, name)
     if view.exists():
         if all(_intact(view / entry["path"], entry) for entry in artifact.files):
             os.utime(view)
             return view
         _discard(view)
-    _make_room(root, sum(entry["size"] for entry in artifact.files))
+    _make_room(root, sum(entry["size"] for entry in artifact.files), limit)
     building = view.with_name(f".{name}-{uuid.uuid4().hex[:8]}")
     try:
         for entry in artifact.files:
@@ -81,7 +82,7 @@ def fetch_file(artifact: Artifact, path: str) -> Path:
         if entry["path"] == path:
             root = home() / "cache"
             _hold(root, entry["sha256"])
-            _make_room(root, entry["size"])
+            _make_room(root, entry["size"], _limit())
             return _blob(root, artifact, entry)
     raise UserError(f"artifact {artifact.uri}: has no file {path}")
 
@@ -167,12 +168,12 @@ def _blob(root: Path, artifact: Artifact, entry: dict) -> Path:
 _REMEDY = "see qdflash artifacts verify, then remove it (qdflash artifacts rm) and run again"
 
 
-def _make_room(root: Path, incoming: int) -> None:
-    """Evict blobs that no view has, then views, oldest first, until ``incoming`` bytes fit."""
+def _make_room(root: Path, incoming: int, limit: float) -> None:
+    """Evict blobs that no view has, then views, oldest first, until ``incoming`` bytes fit into ``limit``."""
     blobs = root / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
     (root / "views").mkdir(exist_ok=True)
-    excess = sum(status.st_size for _, status in _entries(blobs)) + incoming - _limit()
+    excess = sum(status.st_size for _, status in _entries(blobs)) + incoming - limit
     if excess > 0:
         excess -= _evict_unused(root)
     for view, _ in sorted(_entries(root / "views"), key=lambda one: one[1].st_mtime):

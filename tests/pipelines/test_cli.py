@@ -1,12 +1,14 @@
 """The command as people call it: exit codes, one line, artifacts in a store."""
 
 import errno
+import io
 import json
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -17,15 +19,29 @@ from components.store import cache
 from components.store.artifact import commit, read_manifest, verify
 from components.store.backend import Store
 from pipelines import artifacts, doctor
+from pipelines.cli import main, namesake
+from pipelines.recipe import load_recipe
 from pipelines.serve import demand_free
+from tests.pipelines.planning import TINY
 
 EMPTY = b'{"attempt": "x", "files": [], "metrics": {}}'
 
 
 def qdflash(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
+    """Run the command in this process: another one costs seconds of imports."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["qdflash", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return subprocess.CompletedProcess(arguments, ended.value.code, out.getvalue(), err.getvalue())
+
+
+def test_the_command_is_a_process_of_its_own(tmp_path: Path, home: Path):
+    command = [sys.executable, "-m", "pipelines.cli", "artifacts", "list", "nostage", "--store", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith("qdflash: stage nostage: unknown")
 
 
 @pytest.fixture
@@ -114,6 +130,10 @@ def test_gc_finds_what_nobody_needs_and_only_that(filled):
         (("artifacts", "show", "ffff", "--store", "nowhere"), "artifact ffff: no such artifact"),
         (("artifacts", "list", "nostage", "--store", "nowhere"), "stage nostage: unknown"),
         (("run", "tiny", "--force", "qad", "--only", "nothing", "--store", "x"), "nothing"),
+        (
+            ("serve", "tiny", "--set", "gptq.damping=0.05", "--store", "x"),
+            "not made yet; qdflash run tiny --set gptq.damping=0.05",
+        ),
         (("artifacts", "list", "--store", "gs://b"), "only s3://bucket/prefix and folders"),
     ],
 )
@@ -177,6 +197,15 @@ def test_a_refused_run_leaves_no_salt(tmp_path: Path, home: Path):
     store = Store(str(tmp_path / "store"))
     assert qdflash("run", "tiny", "--force", "qad", "--only", "nothing", "--store", store.url).returncode == 2
     assert store.keys("_salts") == []
+
+
+def test_a_copied_recipe_of_the_same_name_is_told(tmp_path: Path, home: Path):
+    copy = tmp_path / "copy.yaml"
+    shutil.copyfile(TINY, copy)
+    first, second = (load_recipe(path, [f"files.prompts=['{TINY}']"]) for path in (TINY, copy))
+    assert [namesake(one) for one in (first, first, second, second)] == [None, None, TINY, None]
+    copy.unlink()
+    assert namesake(first) is None
 
 
 def test_a_busy_port_is_named_at_once():

@@ -271,6 +271,14 @@ def test_whatever_a_name_holds_comes_back_from_the_log(tmp_path: Path):
     assert not attempt.read_into(state)
 
 
+def test_progress_says_what_it_counts(tmp_path: Path):
+    attempt, state = Attempt(tmp_path / "x.log"), Progress("gptq", "running")
+    with attempt.path.open("a") as log:
+        Log("gptq", log).progress(22, 47, what="features", loss=0.5)
+    attempt.read_into(state)
+    assert state.share() == "22/47 features loss 0.5"
+
+
 def test_a_damaged_copy_of_a_local_file_is_mended(builder: Builder, tmp_path: Path):
     (tmp_path / "file").write_text("right")
     builder.store.write("_files/x/file", b"wrong")

@@ -14,7 +14,9 @@ from components.contract.errors import UserError
 from components.contract.stage import load
 from components.store.artifact import remove
 from components.store.backend import Store
+from pipelines import artifacts
 from pipelines.dag import LocalFile, build
+from pipelines.engine import _initial
 from pipelines.plan import Plan, Selection, force, make_plan, render_table, unforce
 from pipelines.recipe import load_recipe
 from tests.components.byte_tokenizer import byte_tokenizer
@@ -151,6 +153,15 @@ def test_a_forced_task_and_all_below_it_rerun_until_unforced(folder: Store, tmp_
     assert named(make_plan(recipe, folder), "run") == {"deploy"}
 
 
+def test_unforcing_what_is_not_forced_says_so(folder: Store) -> None:
+    recipe = load_recipe(TINY)
+    with pytest.raises(UserError, match="--unforce qad: not forced in recipe tiny; nothing is"):
+        unforce(recipe, folder, ["qad"])
+    force(recipe, folder, ["gptq"])
+    with pytest.raises(UserError, match="forced is gptq"):
+        unforce(recipe, folder, ["qad"])
+
+
 def test_forcing_a_stage_forces_each_of_its_tasks(folder: Store) -> None:
     recipe = load_recipe(TINY)
     force(recipe, folder, ["measure"])
@@ -171,6 +182,16 @@ def test_only_is_blocked_when_an_input_is_not_committed(folder: Store) -> None:
     assert named(plan, "blocked") == {"gptq", "bundle"}
     assert why(plan, "gptq") == "drafter_2 is not committed and not selected"
     assert named(plan, "run") == set()
+
+
+def test_a_cached_gate_runs_again_unless_something_else_is_selected(folder: Store, tmp_path: Path) -> None:
+    commit_all(plan_of(folder), folder, tmp_path / "x")
+
+    def begins(plan: Plan) -> str:
+        return _initial(next(task for task in plan.tasks if task.name == "gate"))
+
+    assert begins(plan_of(folder)) == "waiting"
+    assert begins(plan_of(folder, only=("gptq",))) == "cached"
 
 
 def test_from_runs_the_task_and_all_below(folder: Store, tmp_path: Path) -> None:
@@ -221,6 +242,24 @@ def test_a_missing_file_blocks_what_reads_it_and_all_below(with_files: Path, fol
     assert why(plan, "prompts_a") == f"{tmp_path / 'mine.jsonl'}: no such file"
     assert why(plan, "regen_a") == "below prompts_a, which is blocked"
     assert named(plan, "run") == {"teacher", "ptq", "prompts_eval", "prompts_b", "measure_baseline"}
+    assert plan.obstacles() == [f"prompts_a: {tmp_path / 'mine.jsonl'}: no such file"]
+
+
+def test_more_prompts_than_the_files_hold_block_the_task(folder: Store) -> None:
+    rows = len((TINY.parent / "tiny/prompts.jsonl").read_text().splitlines())
+    assert why(plan_of(folder, f"prompts_a.count={rows}"), "prompts_a") == "never run"
+    assert why(plan_of(folder, f"prompts_a.count={rows + 1}"), "prompts_a").startswith(f"count {rows + 1}: its files")
+
+
+def test_artifacts_of_a_stage_are_told_apart_by_the_knobs_above_them(folder: Store, tmp_path: Path) -> None:
+    for overrides in ((), ("gptq.damping=0.05",), ("gptq.damping=0.05", "qad.steps=7", "qad.state_every=3")):
+        commit_all(plan_of(folder, *overrides), folder, tmp_path / "x")
+    assert sorted(row["apart"] for row in artifacts.rows(folder, "bundle")) == [
+        ["gptq.damping=0.01", "qad.steps=40"],
+        ["gptq.damping=0.05", "qad.steps=40"],
+        ["gptq.damping=0.05", "qad.steps=7"],
+    ]
+    assert [row["apart"] for row in artifacts.rows(folder, "ptq")] == [[]]
 
 
 def test_an_int4_checkpoint_takes_the_place_of_ptq(tmp_path: Path, folder: Store) -> None:

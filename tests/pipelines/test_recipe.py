@@ -47,7 +47,7 @@ def test_the_template_reaches_every_stage_that_has_one() -> None:
         ("regen_a.template={}", "regen_a.template: give the recipe's one template section"),
         ("resources.qad.cpu=0", "resources.qad.cpu: Input should be greater"),
         ("resources.qda.cpu=1", "resources.qda: unknown field, did you mean qad?"),
-        ("cluster.images.core=repo/core:latest", "cluster.images.core: String should match"),
+        ("cluster.images.core=repo/core:latest", "cluster.images.core: an image goes by its digest: registry/"),
         ("cluster.tasks.qda.gpus=1", "cluster.tasks.qda: unknown field, did you mean qad?"),
         ("prompts=7", "prompts: expected a mapping of fields"),
         ("measure=[1, 2]", "measure: expected a mapping of fields"),
@@ -61,6 +61,9 @@ def test_the_template_reaches_every_stage_that_has_one() -> None:
         ("files.prompts=[]", "prompts_b.dataset, files.prompts_b: one of the two says where"),
         ("files.manifests={prompts_c: x}", "files.manifests.prompts_c: unknown field, did you mean prompts_"),
         ("store=s3://bucket", "store: unknown field"),
+        ("prompts.count=50", "prompts_a, prompts_b, prompts_eval each give it themselves; set it there"),
+        ('files.tasks=["a\\0b"]', "files.tasks.0: holds a character that no file name"),
+        ('gate.rules=[{name: "a\\ud800", metric: qad.x, at_least: 1}]', "gate.rules.0.name: holds a character"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_path_in_one_line(override: str, message: str) -> None:
@@ -97,6 +100,13 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, data: bytes) -> None:
     recipe = tmp_path / "x.yaml"
     recipe.write_bytes(data)
     with pytest.raises(UserError, match=r"x\.yaml"):
+        load_recipe(recipe)
+
+
+def test_yaml_errors_name_file_and_line(tmp_path: Path) -> None:
+    recipe = tmp_path / "x.yaml"
+    recipe.write_text("name: x\nqad: [\n")
+    with pytest.raises(UserError, match=r'in ".*x\.yaml", line 3'):
         load_recipe(recipe)
 
 

@@ -58,6 +58,11 @@ def test_up_is_idempotent_survives_kill_9_and_a_taken_port(ended: Path, monkeypa
         moved = seaweed.up()
     assert moved["AWS_ENDPOINT_URL_S3"] != environment["AWS_ENDPOINT_URL_S3"]
     assert len(use(monkeypatch, moved).keys("small")) == 50
+    forgotten = (ended / "store" / "server.json").rename(ended / "elsewhere")
+    with pytest.raises(UserError, match=r"a weed that server\.json does not name runs there"):
+        seaweed.up()
+    forgotten.rename(ended / "store" / "server.json")
+    assert seaweed.up() == moved
 
 
 @pytest.mark.slow

@@ -12,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from components.contract.arguments import bind, parser
 from components.contract.errors import UserError
+from components.contract.stage import STAGES, load
 from components.store import cache
 from components.store.artifact import commit, read_manifest, verify
 from components.store.backend import Store
 from components.store.lease import TTL_SECONDS
 from tests.conftest import Probe, open_store
+
+MANIFEST = b'{"attempt": "x", "files": [{"path": "f", "size": 1, "sha256": ""}], "metrics": {}}'
 
 
 @pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.slow)])
@@ -136,7 +140,7 @@ def test_an_input_that_is_not_there(store: Store, probe: Probe):
     [
         (
             lambda argv: (*argv[: argv.index("--config") + 1], '{"texd": "x"}', *argv[argv.index("--config") + 2 :]),
-            "texd",
+            "texd: unknown field, did you mean text?",
         ),
         (
             lambda argv: (*argv[: argv.index("--config") + 1], '{"steps": -1}', *argv[argv.index("--config") + 2 :]),
@@ -297,6 +301,35 @@ def test_config_from_a_file(probe: Probe, tmp_path: Path):
     at = call.argv.index("--config") + 1
     (tmp_path / "config.json").write_text(call.argv[at])
     assert probe.run((*call.argv[:at], str(tmp_path / "config.json"), *call.argv[at + 1 :])).returncode == 0
+
+
+def test_a_stage_by_hand_names_its_own_digest_and_takes_short_ones(probe: Probe, tmp_path: Path):
+    store = Store(str(tmp_path / "store"))
+    first = probe.invocation(store)
+    second = probe.invocation(store, {"before": [first.uri]}, text="b")
+    assert probe.run((*first.argv[: first.argv.index("--output")], "--output", store.uri("probe/"))).returncode == 0
+    short = [argument.replace(first.digest, first.digest[:6]) for argument in second.argv]
+    result = probe.run((*short[: short.index("--output")], "--output", store.uri("probe/")))
+    assert result.returncode == 0, result.stderr
+    assert second.uri in result.stderr
+    assert committed(store, second.digest).manifest["inputs"] == {"before": [first.uri]}
+
+
+def test_a_digest_cut_too_short_is_named(tmp_path: Path):
+    store = Store(str(tmp_path / "store"))
+    for digest in ("ab" * 32, "ac" * 32):
+        store.write(f"pack/{digest}/_manifest.json", MANIFEST)
+    with pytest.raises(UserError, match=r"pack/a: 2 artifacts begin so; give more digits"):
+        bind(load("gptq"), [f"target={store.uri('pack/a')}"])
+    with pytest.raises(UserError, match=r"pack/ff: no such file or artifact"):
+        bind(load("gptq"), [f"target={store.uri('pack/ff')}"])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_help_shows_how_a_stage_is_run_by_hand(stage: str):
+    text = parser(stage, load(stage)).format_help()
+    assert f"--output $QDFLASH_STORE/{stage}/" in text
+    assert 'eval "$(qdflash store env --secret)"' in text
 
 
 def test_a_number_that_canonical_json_cannot_hold(probe: Probe, tmp_path: Path):

@@ -160,6 +160,16 @@ def test_a_public_drafter_s_layout_is_read(drafter, target, tmp_path):
     assert torch.equal(*hidden)
 
 
+@pytest.mark.parametrize(
+    "document",
+    [{}, {"dflash_config": {}}, {"dflash_config": 3}, {"speculators_model_type": "dflash", "block_size": "x"}],
+)
+def test_a_config_that_is_no_drafter_s_is_refused(document, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match="not a DFlash drafter's"):
+        model.read(tmp_path)
+
+
 def test_a_folder_with_a_tensor_of_another_shape_is_refused(target, tmp_path):
     drafter = model.build(target.config, layers=1, taps=[0, 2], block_size=4, mask_token=3)
     model.save(drafter, tmp_path)

@@ -66,6 +66,22 @@ def test_torn_weights_and_an_index_of_other_tensors_are_refused(tmp_path: Path) 
         folder.complete(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("config.json", b'{"text_config": [1], "eos_token_id": 2}', "text_config"),
+        ("model.safetensors.index.json", b'{"weights": {}}', "no weight_map"),
+        ("model.safetensors", (2).to_bytes(8, "little") + b"[]", "not a safetensors file"),
+        ("model.safetensors", (8).to_bytes(8, "little") + b'{"w":{}}', "not a safetensors file"),
+    ],
+)
+def test_a_part_of_another_type_is_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    path = model_folder(tmp_path / "model")
+    (path / name).write_bytes(content)
+    with pytest.raises(UserError, match=says):
+        folder.complete(path)
+
+
 def test_a_folder_is_copied_only_under_its_pin(tmp_path: Path) -> None:
     source = model_folder(tmp_path / "source")
     (source / "pytorch_model.bin").write_bytes(b"a pickle")

@@ -40,7 +40,7 @@ def tasks(tmp_path, monkeypatch):
             "qad",
             "2",
             {"kl_before": 0.5, "kl_after": 0.25, "codes_changed": 0.01},
-            inputs={"teacher": [model.uri]},
+            inputs={"teacher": [model.uri], "tasks": [f"s3://b/_files/{'a' * 64}/mmlu_pro_validation.jsonl"]},
             curve=[{"step": 0, "kl": 0.5, "loss": 0.6}, {"step": 5, "kl": 0.25, "loss": 0.3}],
         ),
         "drafter_1": put(
@@ -79,7 +79,9 @@ def tasks(tmp_path, monkeypatch):
             {
                 "passed": False,
                 "failed": ["acceptance"],
-                "rules": [{"name": "acceptance", "metric": "m", "value": 1, "demand": "above 2", "status": "fail"}],
+                "rules": [
+                    {"name": "acceptance", "metric": "m", "value": 1 / 81, "demand": "above 2", "status": "fail"}
+                ],
             },
         ),
     }
@@ -122,6 +124,10 @@ def test_the_page_carries_every_figure_and_needs_nothing_else(tasks):
         "1.3 [1.2, 1.4]",
         "1.25 [1.2, 1.3]",
         "<td>0.15",
+        "<td>0.01235</td>",
+        f'teacher <a href="#{"1" * 64}">teacher</a>',
+        "<code>mmlu_pro_validation.jsonl</code>",
+        "<dt><b>acceptance length</b></dt>",
     ):
         assert figure in text
     assert "Gate not met: acceptance" in text

@@ -70,13 +70,20 @@ def test_wrong_serving_files_name_the_fault(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a bundle"):
         read_serving(tmp_path)
     (tmp_path / "serving.yaml").write_text("profiles: {cpu: {max_seqs: 3}}")
-    with pytest.raises(UserError, match=r"profiles\.cpu\.max_seqs: Extra inputs"):
+    with pytest.raises(UserError, match=r"profiles\.cpu\.max_seqs: unknown field"):
         read_serving(tmp_path)
-    (tmp_path / "serving.yaml").write_text("profiles: [")
-    with pytest.raises(UserError, match="not YAML"):
-        read_serving(tmp_path)
+    for data in (b"profiles: [", b"served_model_name: caf\xe9", b"served_model_name: 2020-13-45"):
+        (tmp_path / "serving.yaml").write_bytes(data)
+        with pytest.raises(UserError, match=r"serving\.yaml: not YAML"):
+            read_serving(tmp_path)
     with pytest.raises(UserError, match="choose one of a10g, cpu, h200"):
         Serving().profile("tpu")
+
+
+@pytest.mark.parametrize("env", [{"A=B": "1"}, {"": "1"}, {"A": "\0"}])
+def test_an_environment_that_no_process_can_have_is_refused(env: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        Profile(env=env)
 
 
 def test_unknown_arguments_are_refused() -> None:

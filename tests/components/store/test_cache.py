@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from components.contract.errors import UserError
 from components.store import cache
 from components.store.artifact import commit
 from components.store.backend import Store
@@ -33,6 +34,17 @@ def test_processes_that_fetch_at_once_do_not_trip_over_each_other(gigabytes, tmp
         for fetcher in fetchers:
             fetcher.join()
         assert [fetcher.exitcode for fetcher in fetchers] == [0, 0]
+
+
+def test_a_limit_that_is_no_number_is_named_although_all_is_cached(tmp_path, monkeypatch):
+    monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "home"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").write_text("x")
+    artifact, _ = commit(Store(str(tmp_path / "store")), "probe", "0" * 64, tmp_path / "out", {"metrics": {}})
+    cache.fetch(artifact)
+    monkeypatch.setenv("QDFLASH_CACHE_GB", "x")
+    with pytest.raises(UserError, match="QDFLASH_CACHE_GB=x"):
+        cache.fetch(artifact)
 
 
 def fetch_all(artifacts):
