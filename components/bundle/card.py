@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from components.bundle.fit import Shape, read_config
+from components.bundle.window import window_of
 from components.serving.arguments import arguments
 from components.serving.profiles import DRAFT_FOLDER, Serving
 
@@ -27,7 +28,7 @@ the target verifies them.
 
 - Target, at the root: {_weights(folder)}
 - Drafter, in `{DRAFT_FOLDER}/`: {_weights(folder / DRAFT_FOLDER)}; reads target layers {list(shape.taps)}
-  (counted from 0), mask token {shape.mask_token}
+  (counted from 0), mask token {shape.mask_token}; {_attention(folder / DRAFT_FOLDER)}
 
 ## Serve it
 
@@ -51,6 +52,11 @@ Everything that led here, with configs and inputs, is in `lineage.json`:
 
 Check the files with `sha256sum -c SHA256SUMS`.
 """
+
+
+def _attention(draft: Path) -> str:
+    window = window_of(draft)
+    return "full attention" if window is None else f"attention within {window} tokens, in both directions"
 
 
 def _weights(folder: Path) -> str:

@@ -1,31 +1,31 @@
 """Bundle: put a target and its drafter into one prefix that anything can serve."""
 
 import json
-import os
-import shutil
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from components.bundle.card import card
 from components.bundle.fit import check_fit, context_length
 from components.bundle.lineage import lineage
+from components.bundle.window import window_of, with_window
 from components.contract.context import Inputs, Output
 from components.contract.digest import StageConfig, file_sha256
 from components.contract.errors import UserError
 from components.contract.stage import Port
 from components.serving.profiles import DRAFT_FOLDER, PROFILES, SERVING_FILE, Profile, Serving, write_serving
+from components.store.links import link
 
 ROLE = "core"
-VERSION = 2
+VERSION = 3
 INPUTS = {
     "target": Port("the target: a model folder, usually packed W4A16"),
     "drafter": Port("the DFlash drafter for it"),
+    "windows": Port("the measurement of windows that window auto goes by", optional=True),
 }
 OUTPUTS = {
     "*": "the target's files, unchanged",
-    "draft/*": "the drafter's files, unchanged",
+    "draft/*": "the drafter's files, unchanged but for its config where another window is set",
     "serving.yaml": "served model name, and every vLLM argument per accelerator profile",
     "README.md": "model card: what it is, where it comes from, licences, how to serve it",
     "lineage.json": "digest, config and inputs of every artifact that led here, down to the prompts",
@@ -40,6 +40,11 @@ class Config(StageConfig):
 
     serving: Serving = Field(
         Serving(), description="Served model name and vLLM arguments per accelerator; what is left out stays as here"
+    )
+    window: Literal["trained", "auto"] | PositiveInt | None = Field(
+        "trained",
+        description="The drafter's attention window, tokens: as trained, null for full attention, or auto for the one "
+        "that the windows input chose",
     )
     base_model: str = Field("", description="Name of the model that the target was made from")
     base_model_licence: str = Field("", description="Its licence")
@@ -63,12 +68,15 @@ class Config(StageConfig):
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Check that the pair fits, link its files and write what goes beside them."""
     target, drafter = inputs["target"].path, inputs["drafter"].path
-    shape = check_fit(target, drafter)
+    shape, window = check_fit(target, drafter), _window(config, inputs)
     serving = _resolved(config.serving, shape.block_size, context_length(target))
-    _link(target, output.path, leave_out=OWN | {DRAFT_FOLDER})
-    _link(drafter, output.path / DRAFT_FOLDER, leave_out=set())
+    link(target, output.path, leave_out=OWN | {DRAFT_FOLDER})
+    if window == "trained":
+        link(drafter, output.path / DRAFT_FOLDER, leave_out=set())
+    else:
+        with_window(drafter, output.path / DRAFT_FOLDER, window)
     write_serving(output.path, serving)
-    ancestors = lineage({port: inputs[port] for port in INPUTS})
+    ancestors = lineage({port: inputs[port] for port in INPUTS if port in inputs})
     (output.path / LINEAGE).write_text(json.dumps(ancestors, indent=1, sort_keys=True))
     sources = {
         "base_model": config.base_model,
@@ -86,8 +94,20 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         "target_bytes": sum(sizes.values()) - draft_bytes,
         "draft_bytes": draft_bytes,
         "block_size": shape.block_size,
+        "window": window_of(output.path / DRAFT_FOLDER),
         "ancestors": len(ancestors["artifacts"]),
     }
+
+
+def _window(config: Config, inputs: Inputs) -> Any:
+    """Return ``trained``, a number of tokens, or None for full attention."""
+    if config.window != "auto":
+        return config.window
+    if "windows" not in inputs or "window" not in inputs["windows"].metrics:
+        raise UserError(
+            "window is auto, which needs a measurement of windows: bind a measure artifact as input windows"
+        )
+    return inputs["windows"].metrics["window"]["chosen"]
 
 
 def _resolved(serving: Serving, block_size: int, context: int | None) -> Serving:
@@ -115,17 +135,3 @@ def _resolved(serving: Serving, block_size: int, context: int | None) -> Serving
             }
         )
     return serving.model_copy(update={"profiles": profiles})
-
-
-def _link(source: Path, destination: Path, leave_out: set[str]) -> None:
-    """Hard-link the files below ``source``, or copy where file systems differ, but not those of ``leave_out``."""
-    for path in sorted(source.rglob("*")):
-        relative = path.relative_to(source)
-        if not path.is_file() or relative.parts[0] in leave_out:
-            continue
-        copy = destination / relative
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(path, copy)
-        except OSError:
-            shutil.copyfile(path, copy)

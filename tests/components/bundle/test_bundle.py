@@ -7,11 +7,13 @@ from pydantic import ValidationError
 
 from components.bundle import stage
 from components.bundle.fit import check_fit
+from components.bundle.window import window_of, with_window
 from components.contract.context import Input, Inputs, Output
 from components.contract.digest import file_sha256
 from components.contract.errors import UserError
 from components.contract.log import Log
 from components.serving.arguments import arguments
+from components.serving.profiles import PROFILES as SHIPPED
 from components.serving.profiles import Profile, Serving, read_serving
 from components.store.artifact import commit
 from components.store.backend import Store
@@ -29,8 +31,9 @@ SPECULATORS_LAYOUT = {
     "aux_hidden_state_layer_ids": [2, 4],
     "mask_token_id": 3,
     "block_size": 4,
-    "transformer_layer_config": {"vocab_size": 320, "hidden_size": 64},
+    "transformer_layer_config": {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "sliding_window": None},
 }
+PROFILES = {"cpu", "a10g", "a10g-throughput", "a10g-emulated", "h200"}
 
 
 def folder(path: Path, config: dict, **files: str) -> Path:
@@ -130,7 +133,7 @@ def test_lineage_reaches_the_prompts_and_their_file(pair: Inputs, tmp_path: Path
 def test_serving_file_spells_out_what_the_profiles_left_open(pair: Inputs, tmp_path: Path) -> None:
     out, _ = bundle(pair, tmp_path)
     profiles = read_serving(out).profiles
-    assert set(profiles) == {"cpu", "a10g", "h200"}
+    assert set(profiles) == PROFILES
     assert {profile.num_speculative_tokens for profile in profiles.values()} == {3}
     assert profiles["a10g"].cudagraph_capture_sizes == (1, 4)
     assert profiles["cpu"].cudagraph_capture_sizes is None
@@ -139,18 +142,15 @@ def test_serving_file_spells_out_what_the_profiles_left_open(pair: Inputs, tmp_p
 def test_no_profile_asks_for_more_than_the_target_knows(pair: Inputs, tmp_path: Path) -> None:
     out, _ = bundle(pair, tmp_path)
     profiles = read_serving(out).profiles
-    assert {name: profile.max_model_len for name, profile in profiles.items()} == {
-        "cpu": 2048,
-        "a10g": 4096,
-        "h200": 4096,
-    }
+    found = {name: profile.max_model_len for name, profile in profiles.items()}
+    assert found == {**dict.fromkeys(PROFILES, 4096), "cpu": 2048}
 
 
 def test_a_given_profile_is_laid_over_the_shipped_ones(pair: Inputs, tmp_path: Path) -> None:
     given = {"profiles": {"cpu": {"dtype": "float32"}, "own": {"max_num_seqs": 2}}}
     out, _ = bundle(pair, tmp_path, stage.Config(serving=given))
     profiles = read_serving(out).profiles
-    assert set(profiles) == {"cpu", "a10g", "h200", "own"}
+    assert set(profiles) == PROFILES | {"own"}
     assert (profiles["cpu"].dtype, profiles["cpu"].max_model_len) == ("float32", 2048)
     assert profiles["own"].max_model_len == 4096
     with pytest.raises(ValidationError, match="dtpye"):
@@ -174,6 +174,62 @@ def test_more_drafted_tokens_than_the_block_holds(pair: Inputs, tmp_path: Path) 
     config = stage.Config(serving=Serving(profiles={"cpu": Profile(num_speculative_tokens=4)}))
     with pytest.raises(UserError, match="is 4; the drafter's block size 4 allows at most 3"):
         bundle(pair, tmp_path, config)
+
+
+def draft_config(out: Path) -> dict:
+    return json.loads((out / "draft" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("window", [8, None])
+def test_a_window_changes_the_drafter_s_config_alone(pair: Inputs, tmp_path: Path, window: int | None) -> None:
+    before = json.loads((pair["drafter"].path / "config.json").read_text())
+    out, metrics = bundle(pair, tmp_path, stage.Config(window=window))
+    config = draft_config(out)
+    kind = "sliding_attention" if window else "full_attention"
+    layer = {"layer_types": [kind] * 2, "sliding_window": window, "use_sliding_window": bool(window)}
+    before["transformer_layer_config"] |= layer
+    assert config == {**before, "sliding_window_non_causal": True}
+    assert metrics["window"] == window
+    assert ("attention within 8 tokens" if window else "full attention") in (out / "README.md").read_text()
+    assert (out / "draft" / "model.safetensors").read_text() == "draft weights"
+    assert json.loads((pair["drafter"].path / "config.json").read_text()) != config, "the input stays as it was"
+
+
+def test_window_auto_is_the_one_that_was_measured_best(pair: Inputs, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="window is auto"):
+        bundle(pair, tmp_path, stage.Config(window="auto"))
+    manifest = {"version": 1, "config": {}, "inputs": {}, "salt": None, "versions": {}}
+    manifest["metrics"] = {"window": {"chosen": 8, "by_window": {}}}
+    measured = commit(Store(str(tmp_path / "store")), "measure", "6" * 64, folder(tmp_path / "w", {}), manifest)[0]
+    (tmp_path / "out").rmdir()
+    inputs = Inputs({port: [pair[port]] for port in ("target", "drafter")} | {"windows": [Input(measured.uri)]})
+    out, _ = bundle(inputs, tmp_path, stage.Config(window="auto"))
+    assert draft_config(out)["transformer_layer_config"]["sliding_window"] == 8
+    assert "6" * 64 in json.loads((out / "lineage.json").read_text())["artifacts"]
+
+
+def test_a_window_that_no_block_fits_into_or_of_no_drafter_is_refused(pair: Inputs, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="window 3 is smaller than the drafter's block size 4"):
+        bundle(pair, tmp_path, stage.Config(window=3))
+    with pytest.raises(UserError, match="not a DFlash drafter"):
+        with_window(pair["target"].path, tmp_path / "other", 8)
+
+
+def test_the_public_drafters_layout_takes_a_window_and_stays_non_causal(tmp_path: Path) -> None:
+    own = {**OWN_LAYOUT["dflash_config"], "use_swa": True, "swa_window_size": 16, "causal": True}
+    public = folder(tmp_path / "public", {**OWN_LAYOUT, "num_hidden_layers": 2, "dflash_config": own})
+    assert window_of(public) == 16
+    for window in (8, None):
+        with_window(public, tmp_path / str(window), window)
+        config = json.loads((tmp_path / str(window) / "config.json").read_text())
+        assert window_of(tmp_path / str(window)) == window
+        assert config["is_causal"] is False
+        assert config["dflash_config"] == OWN_LAYOUT["dflash_config"]
+
+
+def test_the_emulated_a10g_takes_as_much_of_an_h200_as_the_real_profile_of_an_a10g() -> None:
+    a10g, emulated = (SHIPPED[name].gpu_memory_utilization for name in ("a10g", "a10g-emulated"))
+    assert emulated * 143771 == pytest.approx(a10g * 23028, rel=1e-3)
 
 
 @pytest.mark.parametrize("layout", [OWN_LAYOUT, SPECULATORS_LAYOUT])

@@ -76,7 +76,7 @@ def test_wrong_serving_files_name_the_fault(tmp_path: Path) -> None:
         (tmp_path / "serving.yaml").write_bytes(data)
         with pytest.raises(UserError, match=r"serving\.yaml: not YAML"):
             read_serving(tmp_path)
-    with pytest.raises(UserError, match="choose one of a10g, cpu, h200"):
+    with pytest.raises(UserError, match="choose one of a10g, a10g-emulated, a10g-throughput, cpu, h200"):
         Serving().profile("tpu")
 
 
