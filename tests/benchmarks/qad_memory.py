@@ -238,9 +238,12 @@ def fits(bench: Bench, variant: str, length: int) -> bool:
     return fitted
 
 
-def longest(bench: Bench, variant: str) -> int:
-    """Return the largest length that fits, to the size's step: by bisection."""
-    low, high = 0, bench.size.longest // bench.size.step_length
+def longest(bench: Bench, variant: str, limit: int) -> int:
+    """Return the largest length up to ``limit`` that fits, to the size's step: the limit itself, or by bisection."""
+    low, high = 0, limit // bench.size.step_length
+    if fits(bench, variant, high * bench.size.step_length):
+        return high * bench.size.step_length
+    high -= 1
     while low < high:
         middle = (low + high + 1) // 2
         if fits(bench, variant, middle * bench.size.step_length):
@@ -318,9 +321,9 @@ def _lengths(bench: Bench) -> Iterator[list[dict[str, Any]]]:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, BUDGET_GB * 1e9 / total))
     fits(bench, VARIANTS[0], size.step_length)  # the moments exist from the first step on
-    best = {}
-    for variant in VARIANTS:
-        best[variant] = longest(bench, variant)
+    best: dict[str, int] = {}
+    for variant in reversed(VARIANTS):  # each holds what the one before it holds, and more
+        best[variant] = longest(bench, variant, min(best.values(), default=size.longest))
         note = f"the longest of multiples of {size.step_length} within {BUDGET_GB} GB and {size.longest}"
         found = study.row(variant, "longest_sequence", best[variant], "tokens", note=note)
         yield [found, *_at(bench, {variant: best[variant]}, "its longest")]

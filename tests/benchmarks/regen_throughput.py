@@ -76,7 +76,7 @@ VARIANTS = {
             language_model_only=True,
             env={"VLLM_USE_FLASHINFER_SAMPLER": "0"},
         ),
-        prompts=1280,
+        prompts=768,
         max_tokens=512,
         shard_rows=256,
     ),

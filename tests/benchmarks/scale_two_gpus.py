@@ -228,6 +228,8 @@ def rows_of(runs: list[Found]) -> list[dict[str, Any]]:
         if base and done[base]:
             ratio = rate / statistics.median(rates[base])
             rows.append(study.row(variant, "tokens_per_second_ratio", ratio, f"of {base}", n))
+            if base.endswith("-1"):
+                rows.append(study.row(variant, "efficiency", ratio / VARIANTS[variant][0], f"of {base}'s speed", n))
         each = [max(one["peaks"][rank] for one in found) for rank in range(len(found[0]["peaks"]))]
         peak = None if each[0] != each[0] else max(each)
         note = "each GPU: " + ", ".join(f"{one:.1f}" for one in each)
