@@ -15,9 +15,9 @@ from components.contract.errors import UserError
 Row = dict[str, Any]
 
 
-def read_rows(folder: Path) -> Iterator[Row]:
-    """Yield the rows of every ``*.jsonl`` file in ``folder``, in file order; a torn line is an error that names it."""
-    for path in sorted(folder.glob("*.jsonl")):
+def read_rows(place: Path) -> Iterator[Row]:
+    """Yield the rows of a file, or of every ``*.jsonl`` in a folder; a torn line is an error that names it."""
+    for path in [place] if place.is_file() else sorted(place.glob("*.jsonl")):
         for number, line in enumerate(read_lines(path), 1):
             try:
                 yield json.loads(line)

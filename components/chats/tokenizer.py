@@ -6,7 +6,7 @@ the same bytes and ids.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -62,6 +62,10 @@ class Tokenizer:
     def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
         """Return ``{"input_ids": token ids}``."""
         return {"input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def lengths(self, texts: list[str]) -> list[int]:
         """Return the number of tokens of each text, without special tokens that it does not spell out."""

@@ -10,7 +10,9 @@ from typing import Any
 from components.chats.rows import Row
 from components.chats.template import Template, prompt_token_ids
 from components.contract.errors import StageError, UserError
-from components.serving.client import Client, Completion, Metrics
+from components.measure.sampling import Settings
+from components.serving.client import Client, Completion
+from components.serving.metrics import Metrics
 
 SETTLE_SECONDS = 10.0
 _POLL_SECONDS = 0.02
@@ -53,13 +55,26 @@ def ask_alone(client: Client, prompt: Prompt, max_tokens: int) -> dict[str, Any]
     Adds ``drafts`` and ``accepted`` (per draft position). Raises :class:`StageError` when another client uses the
     server, since its drafts would be counted too.
     """
-    before = _settled(client)
+    before = settled(client)
     completion = client.complete(prompt["prompt_token_ids"], max_tokens=max_tokens, logprobs=2)
-    counted = _settled(client, before.generation_tokens + len(completion.token_ids)) - before
+    counted = settled(client, before.generation_tokens + len(completion.token_ids)) - before
     return {**_record(completion), "drafts": counted.drafts, "accepted": list(counted.accepted_per_position)}
 
 
-def _settled(client: Client, generated: int | None = None) -> Metrics:
+def ask_sampled(
+    client: Client, prompt: Prompt, count: int, tokens: int, settings: Settings, salt: str
+) -> dict[str, Any]:
+    """Draw ``count`` continuations of ``tokens`` tokens; the seed comes from ``salt`` and the prompt's id."""
+    seed = int.from_bytes(hashlib.sha256(f"{salt}:{prompt['id']}".encode()).digest()[:4]) >> 1
+    drawn = client.continuations(
+        prompt["prompt_token_ids"], count, max_tokens=tokens, ignore_eos=True, seed=seed, **settings.model_dump()
+    )
+    if {len(ids) for ids in drawn} != {tokens}:
+        raise UserError(f"{client.url}: continuations are not {count} of {tokens} token ids; vLLM is expected")
+    return {"token_ids": drawn}
+
+
+def settled(client: Client, generated: int | None = None) -> Metrics:
     """Wait for an idle server whose token counter reads ``generated`` (the counters trail the answer a little)."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
@@ -73,6 +88,8 @@ def _settled(client: Client, generated: int | None = None) -> Metrics:
 
 
 def _record(completion: Completion) -> dict[str, Any]:
+    if not completion.token_ids:
+        raise UserError("the server returns no token ids (vLLM does); parity and acceptance cannot be measured on it")
     top = [
         [[token, round(value, 6)] for token, value in sorted(position.items(), key=lambda pair: -pair[1])[:2]]
         for position in completion.logprobs

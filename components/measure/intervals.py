@@ -13,17 +13,23 @@ Z = 1.959963984540054
 Interval = tuple[float | None, float | None]
 
 
-def bootstrap(count: int, statistic: Callable[[np.ndarray], np.ndarray], seed: int) -> Interval:
-    """Return the 2.5 and 97.5 percentiles of ``statistic`` over resamples of ``count`` items.
+def resampled(count: int, statistic: Callable[[np.ndarray], np.ndarray], seed: int) -> np.ndarray:
+    """Return ``statistic`` over resamples of ``count`` items: it maps indices [resamples, count] to one value each."""
+    return statistic(np.random.default_rng(seed).integers(count, size=(RESAMPLES, count)))
 
-    ``statistic`` maps item indices [resamples, count] to one value a resample. Fewer than two items have no spread to
-    resample: (None, None).
-    """
-    if count < 2:
-        return None, None
-    indices = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
-    low, high = np.percentile(statistic(indices), [2.5, 97.5])
+
+def percentiles(values: np.ndarray) -> tuple[float, float]:
+    """Return the 2.5 and 97.5 percentiles."""
+    low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
+
+
+def bootstrap(count: int, statistic: Callable[[np.ndarray], np.ndarray], seed: int) -> Interval:
+    """Return the 2.5 and 97.5 percentiles of ``statistic`` over resamples (see :func:`resampled`).
+
+    Fewer than two items have no spread to resample: (None, None).
+    """
+    return (None, None) if count < 2 else percentiles(resampled(count, statistic, seed))
 
 
 def median_interval(values: Sequence[float], seed: int) -> Interval:

@@ -16,10 +16,14 @@ Ask = Callable[[], Record]
 class Ledger:
     """Records by name, kept in the stage's work; counts progress towards ``total`` items."""
 
-    def __init__(self, output: Output, total: int) -> None:
+    def __init__(self, output: Output, total: int = 0) -> None:
         self._output, self._total, self._done = output, total, 0
         self._known = set(output.work.names())
         self._lock = Lock()
+
+    def expect(self, count: int) -> None:
+        """Add ``count`` items to those that progress counts towards."""
+        self._total += count
 
     def item(self, name: str, ask: Ask) -> Record:
         """Return the record called ``name``, asking for it only when there is none yet."""

@@ -42,15 +42,27 @@ def is_tie(left: Answer, right: Answer, index: int) -> bool:
     return True
 
 
+def logprob_gaps(left: Answer, right: Answer) -> list[float]:
+    """Return by how many nats the logprobs differ of every token that both sides list after the same tokens."""
+    same = first_difference(left["token_ids"], right["token_ids"])
+    positions = len(left["top"]) if same is None else same + 1
+    gaps = []
+    for here, there in zip(left["top"][:positions], right["top"][:positions], strict=False):
+        others = dict(map(tuple, there))
+        gaps += [abs(value - others[token]) for token, value in here if token in others]
+    return gaps
+
+
 def compare(
     answers: list[Answer], baseline: list[Answer], exact: bool, decode: Callable[[list[int]], str]
 ) -> dict[str, Any]:
     """Compare answers with the baseline's of the same ``id`` and ``concurrency``; ``decode`` turns ids into text.
 
-    Returns ``compared``, ``equal``, ``ties``, ``broken``, ``exact``, ``passed`` and ``differences`` (one entry per
-    prompt that parts: where, both tokens with their logprobs, and the text around them). Raises :class:`UserError`
-    when the baseline has no answer to the same prompt.
+    Returns ``compared``, ``equal``, ``ties``, ``broken``, ``exact``, ``passed``, ``logprobs`` (how far apart they are,
+    see :func:`logprob_gaps`) and ``differences`` (one entry per prompt that parts: where, both tokens with their
+    logprobs, and the text around them). Raises :class:`UserError` when the baseline has no answer to the same prompt.
     """
+    gaps: list[float] = []
     partners = {(answer["id"], answer["concurrency"]): answer for answer in baseline}
     differences = []
     for answer in answers:
@@ -60,6 +72,7 @@ def compare(
                 f"parity: the baseline has no answer to prompt {answer['id']} at concurrency {answer['concurrency']}; "
                 "measure it with the same prompts, template and answers section"
             )
+        gaps += logprob_gaps(answer, partner)
         index = first_difference(answer["token_ids"], partner["token_ids"])
         if index is not None:
             differences.append(_difference(answer, partner, index, decode))
@@ -73,6 +86,11 @@ def compare(
         "broken": broken,
         "exact": exact,
         "passed": broken == 0 and ties <= allowed,
+        "logprobs": {
+            "compared": len(gaps),
+            "mean_gap": sum(gaps) / len(gaps) if gaps else None,
+            "max_gap": max(gaps, default=None),
+        },
         "differences": differences,
     }
 

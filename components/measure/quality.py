@@ -9,7 +9,7 @@ from typing import Any
 
 from components.chats.rows import read_lines
 from components.contract.errors import UserError
-from components.measure.intervals import wilson
+from components.measure.intervals import difference_interval, wilson
 
 Row = dict[str, Any]
 
@@ -111,6 +111,31 @@ def summarise(name: str, samples: list[Row], chance: float) -> Row:
             subjects[sample["task"]].extend(sample["marks"])
         figures["subject_mean"] = sum(sum(marks) / len(marks) for marks in subjects.values()) / len(subjects)
     return figures
+
+
+def paired(samples: list[Row], baseline: list[Row], seed: int) -> Row | None:
+    """Return how much higher the score is than the baseline's, both on the same items; None when they are not.
+
+    ``value`` is the difference of the scores, ``low`` and ``high`` its interval with items resampled in pairs; of the
+    ``n`` items ``gained`` have more right marks than with the baseline and ``lost`` fewer.
+    """
+    if [_item(sample) for sample in samples] != [_item(sample) for sample in baseline] or not samples:
+        return None
+    here, there = ([sum(sample["marks"]) for sample in side] for side in (samples, baseline))
+    counts = [len(sample["marks"]) for sample in samples]
+    low, high = difference_interval((here, counts), (there, counts), seed)
+    return {
+        "value": (sum(here) - sum(there)) / sum(counts),
+        "low": low,
+        "high": high,
+        "n": len(samples),
+        "gained": sum(one > other for one, other in zip(here, there, strict=True)),
+        "lost": sum(one < other for one, other in zip(here, there, strict=True)),
+    }
+
+
+def _item(sample: Row) -> tuple[str, Any]:
+    return sample["task"], sample["messages"]
 
 
 def _read(files: dict[str, Path], name: str, fields: tuple[str, ...]) -> list[Row]:

@@ -4,18 +4,23 @@ Metrics (all figures with ``n`` and a 95 % interval ``low``/``high``; a suite th
 
 - ``label``, ``machine`` {device, name, cores, memory_gb, load}, ``server_start_seconds``
 - ``tokens_per_second``: generated tokens per wall-clock second over the serial greedy answers (batch 1)
-- ``parity`` {compared, equal, ties, broken, exact, passed}: against the ``baseline`` input
+- ``parity`` {compared, equal, ties, broken, exact, passed, logprobs {compared, mean_gap, max_gap [nats]}}: against
+  the ``baseline`` input
 - ``acceptance_length`` {value, low, high, n, drafts, per_position [share], by_kind {kind: {value, low, high, n,
   drafts}}, bigram {same keys; only with ``chats``}}
-- ``latency`` {regime: {median_ms, low, high, p95_ms, ttft_ms, ttft_p95_ms, per_token_ms, n, failed}}
-- ``quality`` {suite: {score, low, high, n, chance, power, truncated, shots, thinking, max_tokens, subject_mean}};
-  ``subject_mean`` for MMLU-Pro only; ``power`` false: the interval includes chance, the score gates nothing
+- ``latency`` {regime: {median_ms, low, high, p95_ms, ttft_ms, ttft_p95_ms, per_token_ms, tokens, tokens_per_second, n,
+  failed}}
+- ``quality`` {suite: {score, low, high, n, chance, power, truncated, shots, thinking, max_tokens, subject_mean,
+  against_baseline {value, low, high, n, gained, lost}}}; ``subject_mean`` for MMLU-Pro only; ``power`` false: the
+  interval includes chance, the score gates nothing; ``against_baseline``: the paired difference from the ``baseline``
+  input's score, where that has the same items
+- ``window`` {chosen, by_window}: with ``windows``, which measure nothing else; see ``components/measure/window.py``
 """
 
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from components.chats.rows import read_rows
 from components.chats.template import Template
@@ -26,11 +31,12 @@ from components.contract.stage import Port
 from components.serving.profiles import A10G, DRAFT_FOLDER, Profile
 
 ROLE = "vllm"
-VERSION = 3
+VERSION = 4
 INPUTS = {
     "model": Port("the model folder, or the bundle with its drafter in draft/"),
     "prompts": Port("prompts for the greedy answers; none of them may have been trained on"),
     "tasks": Port("quality task files: mmlu_pro.jsonl, mmlu_pro_validation.jsonl, …", optional=True, many=True),
+    "drafter": Port("the drafter whose windows are measured, beside its target alone", optional=True),
     "chats": Port("the drafter's training chats, to make the bigram drafter from", optional=True),
     "baseline": Port("the measure artifact whose greedy answers parity compares with", optional=True),
 }
@@ -39,6 +45,7 @@ OUTPUTS = {
     "parity.json": "the parity figures, and each first difference in context",
     "acceptance.json": "acceptance figures of the drafter and the bigram drafter, and drafts per prompt",
     "latency.json": "latency figures and every timed request",
+    "*/*/*": "with windows: samples.jsonl and acceptance.json by window and length",
     "quality.json": "scores, and per item the messages, answer, extracted answer and marks",
 }
 
@@ -55,10 +62,14 @@ class Answers(StageConfig):
 
 
 class Regime(StageConfig):
-    """One latency regime, batch 1."""
+    """One latency regime."""
 
     input_tokens: int = Field(description="Prompt length, exact", ge=1)
-    output_tokens: int = Field(description="Answer length, forced", ge=2)
+    output_tokens: int = Field(description="Answer length", ge=2)
+    output: Literal["exact", "natural"] = Field(
+        "exact", description="exact: the answer's length is forced; natural: it may end early, as published"
+    )
+    concurrency: int = Field(1, description="Requests in flight", ge=1)
     warmups: int = Field(5, description="Requests before the timed ones", ge=0)
     samples: int = Field(50, description="Timed requests, each with its own prompt", ge=1)
 
@@ -98,6 +109,9 @@ class Config(StageConfig):
         {}, description="Quality suites by name, on the tasks input's files"
     )
     quality_concurrency: int = Field(8, description="Quality requests in flight", ge=1)
+    windows: tuple[PositiveInt, ...] = Field(
+        (), description="Windows of the drafter input to compare with full attention; nothing else is measured then"
+    )
 
     @model_validator(mode="after")
     def _regimes_fit(self) -> "Config":
@@ -113,6 +127,8 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     from components.measure import machine
     from components.serving.server import Server
 
+    if config.windows:
+        return _windows(config, inputs, output)
     model = inputs["model"].path
     draft = _draft(model, config)
     baseline = _baseline(config, inputs)
@@ -120,21 +136,13 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     with Server(model, draft, config.profile, log_path=output.scratch / "server.log") as server:
         from transformers import AutoTokenizer
 
-        from components.measure import answers, suites
+        from components.measure import exam, suites
         from components.measure.ledger import Ledger
 
         tokenizer = AutoTokenizer.from_pretrained(model)
-        longest = config.profile.max_model_len
-        prompts = answers.select(
-            read_rows(inputs["prompts"].path),
-            tokenizer,
-            config.template,
-            count=config.answers.prompts,
-            seed=config.seed,
-            longest=None if longest is None else longest - config.answers.max_tokens,
-        )
+        prompts = _prompts(config, inputs, tokenizer)
         with output.timed("tasks"):
-            tasks = suites.load_quality(config, inputs, output)
+            tasks = exam.load_quality(config, inputs, output)
         ledger = Ledger(output, _items(config, len(prompts)) + sum(task.count for task in tasks))
         with output.timed("start"):
             server.wait()
@@ -150,11 +158,39 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
             metrics["acceptance_length"] = suites.measure_acceptance(bench, samples, chats)
         if config.latency:
             with output.timed("latency"):
-                metrics["latency"] = suites.measure_latency(bench)
+                (metrics["latency"],) = suites.measure_latency([bench])
         if tasks:
             with output.timed("quality"):
-                metrics["quality"] = suites.measure_quality(bench, tasks)
+                metrics["quality"] = exam.measure_quality(bench, tasks, baseline)
     return metrics
+
+
+def _windows(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
+    if "drafter" not in inputs:
+        raise UserError("measure: windows are given but no drafter input is bound; bind the drafter of this target")
+    from transformers import AutoTokenizer
+
+    from components.measure import machine, window
+
+    model, drafter = inputs["model"].path, inputs["drafter"].path
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    prompts = _prompts(config, inputs, tokenizer)
+    found = window.measure(config, model, drafter, prompts, tokenizer, output)
+    return {"label": config.label, "machine": machine.describe(), "window": found}
+
+
+def _prompts(config: Config, inputs: Inputs, tokenizer: Any) -> list[dict[str, Any]]:
+    from components.measure import answers
+
+    longest = config.profile.max_model_len
+    return answers.select(
+        read_rows(inputs["prompts"].path),
+        tokenizer,
+        config.template,
+        count=config.answers.prompts,
+        seed=config.seed,
+        longest=None if longest is None else longest - config.answers.max_tokens,
+    )
 
 
 def _items(config: Config, prompts: int) -> int:

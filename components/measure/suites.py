@@ -1,26 +1,24 @@
-"""The four suites against a running server: ask through the ledger, write the raw samples, return the figures."""
+"""Parity, acceptance and latency of a running server: ask through the ledger, write the samples, return figures."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from components.chats.rows import read_rows, write_rows
-from components.chats.template import Template, prompt_token_ids
-from components.contract.context import Inputs, Output
+from components.contract.context import Output
 from components.contract.errors import UserError
-from components.measure import acceptance, answers, harness, latency, parity, quality
+from components.measure import acceptance, answers, latency, parity, sampling
 from components.measure.bigram import Bigram, replay
 from components.measure.ledger import Ask, Ledger
 from components.serving.client import Client
 
 if TYPE_CHECKING:
-    from components.measure.stage import Config
-
-THINK_END = "</think>"
-QUALITY_SEED = 1234
+    from components.measure.stage import Config, Regime
 
 Row = dict[str, Any]
 
@@ -83,6 +81,47 @@ def compare_with_baseline(bench: Bench, samples: list[Row], baseline: Path) -> R
     return {key: value for key, value in found.items() if key != "differences"}
 
 
+def repeated(bench: Bench, prompts: list[Row], samples: list[Row]) -> Row:
+    """Ask ``prompts`` again and return how many answers are the same: ``{greedy, seeded}``, each {compared, equal}.
+
+    Greedy answers are compared with ``samples``; answers sampled at temperature 1 with one seed, with each other.
+    """
+    first = {sample["id"]: sample["token_ids"] for sample in samples if sample["concurrency"] == 1}
+    tokens, freely = bench.config.answers.max_tokens, sampling.SETTINGS["temperature 1"]
+    asks: dict[str, Ask] = {}
+    for prompt in prompts:
+        asks[f"again/{prompt['id']}"] = partial(answers.ask, bench.client, prompt, tokens)
+        for time in ("once", "twice"):
+            asks[f"seeded/{time}/{prompt['id']}"] = partial(
+                answers.ask_sampled, bench.client, prompt, 1, tokens, freely, str(bench.config.seed)
+            )
+    records = bench.ledger.items(asks, concurrency=1)
+    greedy_equal = sum(
+        again["token_ids"] == first[prompt["id"]] for prompt, again in zip(prompts, records[::3], strict=True)
+    )
+    seeded_equal = sum(one == other for one, other in zip(records[1::3], records[2::3], strict=True))
+    return {
+        "greedy": {"compared": len(prompts), "equal": greedy_equal},
+        "seeded": {"compared": len(prompts), "equal": seeded_equal},
+    }
+
+
+def sampled(bench: Bench, prompts: list[Row], draws: int, tokens: int, salt: str) -> dict[str, list[np.ndarray]]:
+    """Draw continuations in every way of :data:`sampling.SETTINGS`; write ``sampled.json``.
+
+    Returns token ids [draws, tokens] by prompt, by way to sample. ``salt`` keeps two servers' seeds apart.
+    """
+    drawn = {}
+    for name, settings in sampling.SETTINGS.items():
+        asks: dict[str, Ask] = {}
+        for prompt in prompts:
+            ask = partial(answers.ask_sampled, bench.client, prompt, draws, tokens, settings)
+            asks[f"sampled/{name}/{prompt['id']}"] = partial(ask, f"{bench.config.seed}/{salt}/{name}")
+        drawn[name] = [record["token_ids"] for record in bench.ledger.items(asks, concurrency=1)]
+    bench.write("sampled.json", drawn)
+    return {name: [np.array(ids) for ids in many] for name, many in drawn.items()}
+
+
 def measure_acceptance(bench: Bench, samples: list[Row], chats: Path | None) -> Row:
     """Summarise the drafts of the serial answers, beside a bigram drafter's; write ``acceptance.json``."""
     seed = bench.config.seed
@@ -103,97 +142,46 @@ def measure_acceptance(bench: Bench, samples: list[Row], chats: Path | None) -> 
     return figures
 
 
-def measure_latency(bench: Bench) -> Row:
-    """Time every regime, one request at a time; write ``latency.json``; return the figures by regime."""
-    figures, raw = {}, {}
-    for name, regime in bench.config.latency.items():
-        asks: dict[str, Callable[[], Row]] = {}
-        for number in range(regime.warmups + regime.samples):
-            key = f"latency/{name}/{number}"
-            prompt = latency.prompt_of_length(bench.tokenizer, regime.input_tokens, f"{bench.config.seed}/{key}")
-            asks[key] = partial(latency.time_one, bench.client, prompt, regime.output_tokens)
-        samples = bench.ledger.items(asks, concurrency=1)[regime.warmups :]
-        figures[name] = latency.summarise(samples, bench.config.seed)
-        raw[name] = samples
-        if not figures[name]["n"]:
-            raise UserError(f"measure: all {len(samples)} requests of latency.{name} failed: {samples[0]['failed']}")
-    bench.write("latency.json", {name: {**figures[name], "samples": raw[name]} for name in figures})
+def measure_latency(benches: Sequence[Bench]) -> list[Row]:
+    """Time every regime on each server; write ``latency.json``; return the figures by regime, one a server.
+
+    Where requests go out one at a time the servers take turns, request by request, so that what else the machine does
+    meets all of them alike; with several in flight they are timed one after the other.
+    """
+    raw: list[dict[str, list[Row]]] = [{} for _ in benches]
+    for name, regime in benches[0].config.latency.items():
+        asks = [_latency_asks(bench, name, regime) for bench in benches]
+        if regime.concurrency == 1:
+            turns = [
+                [bench.ledger.item(key, ask[key]) for bench, ask in zip(benches, asks, strict=True)] for key in asks[0]
+            ]
+            sides = [list(side) for side in zip(*turns, strict=True)]
+        else:
+            sides = [bench.ledger.items(ask, regime.concurrency) for bench, ask in zip(benches, asks, strict=True)]
+        for kept, samples in zip(raw, sides, strict=True):
+            kept[name] = samples[regime.warmups :]
+    figures = []
+    for bench, timed in zip(benches, raw, strict=True):
+        found = {
+            name: latency.summarise(samples, bench.config.seed, bench.config.latency[name].concurrency)
+            for name, samples in timed.items()
+        }
+        bench.write("latency.json", {name: {**found[name], "samples": timed[name]} for name in found})
+        for name in found:
+            if not found[name]["n"]:
+                first = timed[name][0]["failed"]
+                raise UserError(f"measure: all {len(timed[name])} requests of latency.{name} failed: {first}")
+        figures.append(found)
     return figures
 
 
-@dataclass(frozen=True)
-class QualityTask:
-    """One suite ready to be asked: lm-eval's tasks and the settings that the scores are reported with."""
-
-    name: str
-    tasks: dict[str, Any]
-    count: int
-    shots: int
-    thinking: bool
-    max_tokens: int
-
-
-def load_quality(config: "Config", inputs: Inputs, output: Output) -> list[QualityTask]:
-    """Read and check the rows of every quality suite, before any server starts."""
-    files = {one.path.name: one.path for one in inputs.all("tasks")}
-    loaded = []
-    for name, wanted in config.quality.items():
-        suite = quality.SUITES[name]
-        shots = suite.shots if wanted.shots is None else min(wanted.shots, suite.shots)
-        rows = quality.select_rows(name, files, wanted.limit, shots)
-        loaded.append(
-            QualityTask(
-                name=name,
-                tasks=harness.load_tasks(name, rows, shots, output.scratch),
-                count=len(rows[suite.split]),
-                shots=shots,
-                thinking=suite.thinking if wanted.thinking is None else wanted.thinking,
-                max_tokens=wanted.max_tokens or suite.max_tokens,
-            )
-        )
-    return loaded
-
-
-def measure_quality(bench: Bench, tasks: list[QualityTask]) -> Row:
-    """Ask every suite's items; write ``quality.json``; return the figures by suite."""
-    figures, raw = {}, {}
-    for task in tasks:
-        samples = harness.run(task.name, task.tasks, partial(_answer_all, bench, task))
-        chance = harness.chance(task.name, task.tasks, samples)
-        settings = {"shots": task.shots, "thinking": task.thinking, "max_tokens": task.max_tokens}
-        figures[task.name] = {**quality.summarise(task.name, samples, chance), **settings}
-        raw[task.name] = samples
-    bench.write("quality.json", {name: {**figures[name], "samples": raw[name]} for name in figures})
-    return figures
-
-
-def _answer_all(bench: Bench, task: QualityTask, items: list[tuple[harness.Messages, Row]]) -> list[Row]:
-    asks: dict[str, Ask] = {
-        f"quality/{task.name}/{json.dumps(messages)}": partial(_answer, bench, task, messages, settings)
-        for messages, settings in items
-    }
-    return bench.ledger.items(asks, bench.config.quality_concurrency)
-
-
-def _answer(bench: Bench, task: QualityTask, messages: harness.Messages, settings: Row) -> Row:
-    ids = prompt_token_ids(bench.tokenizer, messages, Template(thinking=task.thinking))
-    longest, room = bench.config.profile.max_model_len, task.max_tokens
-    if longest is not None:
-        room = min(room, longest - len(ids))
-        if room < 1:
-            raise UserError(
-                f"quality.{task.name}: a prompt has {len(ids)} tokens, profile.max_model_len is {longest}; raise it "
-                "or ask fewer shots"
-            )
-    stop = [text for text in settings.get("until", []) if text]
-    answer = bench.client.complete(ids, max_tokens=room, stop=stop, seed=QUALITY_SEED)
-    text = answer.text.split(THINK_END)[-1].lstrip() if task.thinking else answer.text
-    return {
-        "text": text,
-        "finish_reason": answer.finish_reason,
-        "tokens": len(answer.token_ids),
-        "output": answer.text,
-    }
+def _latency_asks(bench: Bench, name: str, regime: "Regime") -> dict[str, Ask]:
+    asks: dict[str, Ask] = {}
+    for number in range(regime.warmups + regime.samples):
+        key = f"latency/{name}/{number}"
+        prompt = latency.prompt_of_length(bench.tokenizer, regime.input_tokens, f"{bench.config.seed}/{key}")
+        asks[key] = partial(latency.time_one, bench.client, prompt, regime.output_tokens, regime.output)
+    return asks
 
 
 def _drafts(records: list[Row]) -> list[Row]:

@@ -86,7 +86,7 @@ def of_hub(dataset: Any) -> list[Shard]:
 
     shards = []
     for split in dataset.splits:
-        with _Hub(dataset):
+        with Hub(dataset):
             stream = load_dataset(
                 dataset.id, dataset.subset, revision=dataset.revision, split=split, streaming=True, token=None
             )
@@ -99,14 +99,14 @@ def of_hub(dataset: Any) -> list[Shard]:
 
 def _rows_of(dataset: Any, split: str, stream: Any) -> Callable[[int], Iterator[Row]]:
     def rows(start: int) -> Iterator[Row]:
-        with _Hub(dataset):
+        with Hub(dataset):
             for row in stream.skip(start) if start else stream:
                 yield {**row, "category": split}
 
     return rows
 
 
-class _Hub:
+class Hub:
     """Turns the hub's failures into this project's, each with what to do about it."""
 
     def __init__(self, dataset: Any) -> None:

@@ -1,5 +1,6 @@
 """Fill the page's template from the tasks' records."""
 
+import dataclasses
 from importlib.resources import files
 from typing import Any
 
@@ -30,24 +31,47 @@ TERMS = {
 
 
 def render(title: str, tasks: Tasks, samples: int) -> tuple[str, list[str]]:
-    """Return the HTML and the names of the sections it has."""
+    """Return the HTML of a run and the names of the sections it has."""
+    return render_runs(title, {"": tasks}, samples)
+
+
+def render_runs(title: str, runs: dict[str, Tasks], samples: int) -> tuple[str, list[str]]:
+    """Return the HTML of one or several runs, side by side under their names, and the names of its sections."""
+    tasks = {
+        _called(run, name): dataclasses.replace(task, name=_called(run, name))
+        for run, its in runs.items()
+        for name, task in its.items()
+    }
+    each = [{name: task for name, task in tasks.items() if _run(name) == run} for run in runs]
     sections = {
-        "verdict": _of_stage(tasks, "gate"),
+        "verdict": [{"run": _run(name), **task.metrics} for name, task in tasks.items() if task.stage == "gate"],
         "comparison": comparison(tasks),
-        "notes": notes(tasks),
+        "differences": differences(runs),
+        "notes": list(dict.fromkeys(note for one in each for note in notes(one))),
         "figures": figures(tasks),
-        "training": training(tasks),
+        "training": [row for one in each for row in training(one)],
         "samples": side_by_side(tasks, samples),
-        "lineage": list(tasks.values()),
+        "lineage": list({task.uri: task for task in tasks.values()}.values()),
     }
     told = {"terms": TERMS, "makers": {task.uri: task for task in tasks.values()}}
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters["figure"] = _number
     template = environment.from_string(files("components.report").joinpath("page.html.jinja").read_text("utf-8"))
-    measured = next((task for name, task in tasks.items() if name in COLUMNS), None)
-    machine = measured.get("machine") if measured else None
-    html = template.render(title=title, columns=list(_measures(tasks)), machine=machine or {}, **told, **sections)
+    machines = {_run(name): task.get("machine") or {} for name, task in tasks.items() if _part(name) in COLUMNS}
+    measured = {"columns": list(_measures(tasks)), "machines": machines}
+    html = template.render(title=title, runs=list(runs), **measured, **told, **sections)
     return html, [name for name, content in sections.items() if content]
+
+
+def differences(runs: dict[str, Tasks]) -> list[dict[str, Any]]:
+    """Rows ``{field, values}`` of every config field that is not the same in all runs, one value a run."""
+    settings = [
+        {f"{name}.{path}": value for name, task in tasks.items() for path, value in _flat(task.config)}
+        for tasks in runs.values()
+    ]
+    fields = dict.fromkeys(field for one in settings for field in one)
+    rows = [{"field": field, "values": [one.get(field, "–") for one in settings]} for field in fields]
+    return [row for row in rows if any(value != row["values"][0] for value in row["values"])]
 
 
 def comparison(tasks: Tasks) -> list[dict[str, Any]]:
@@ -155,14 +179,16 @@ def figures(tasks: Tasks) -> list[str]:
     drawn = []
     for task in tasks.values():
         if task.stage == "qad" and task.curve:
-            drawn.append(_curve(task, "QAD: loss", "KL (nats)", ["loss"]))
-            drawn.append(_curve(task, "QAD: held-out KL to the teacher", "KL (nats)", ["kl"]))
+            drawn.append(_curve(task, _called(_run(task.name), "QAD: loss"), "KL (nats)", ["loss"]))
+            drawn.append(
+                _curve(task, _called(_run(task.name), "QAD: held-out KL to the teacher"), "KL (nats)", ["kl"])
+            )
         if task.stage == "drafter" and task.curve:
             drawn.append(_curve(task, f"{task.name}: loss", "nats", ["loss"]))
             drawn.append(_curve(task, f"{task.name}: held-out accept-length", "tokens", ["accept_length"]))
     measured = _measures(tasks)
     per_position: plots.Series = {
-        name: (list(range(1, len(values) + 1)), values)
+        _called(_run(task.name), name): (list(range(1, len(values) + 1)), values)
         for task in measured.values()
         for name, values in (
             ("drafter", task.get("acceptance_length.per_position")),
@@ -212,11 +238,31 @@ def side_by_side(tasks: Tasks, count: int) -> list[dict[str, Any]]:
 
 
 def _measures(tasks: Tasks) -> Tasks:
-    return {label: tasks[name] for name, label in COLUMNS.items() if name in tasks}
+    return {
+        _called(_run(name), label): tasks[name]
+        for part, label in COLUMNS.items()
+        for name in tasks
+        if _part(name) == part
+    }
 
 
-def _of_stage(tasks: Tasks, stage: str) -> dict[str, Any] | None:
-    return next((task.metrics for task in tasks.values() if task.stage == stage), None)
+def _called(run: str, name: str) -> str:
+    """Return a name within a run; the runs of a page with one have no names."""
+    return f"{run}/{name}" if run else name
+
+
+def _run(called: str) -> str:
+    return called.rpartition("/")[0]
+
+
+def _part(called: str) -> str:
+    return called.rpartition("/")[2]
+
+
+def _flat(config: Any, path: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(config, dict):
+        return [(path, config)]
+    return [leaf for key, value in config.items() for leaf in _flat(value, f"{path}.{key}" if path else str(key))]
 
 
 def _keys(measured: list[TaskRecord], metric: str) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 INK = "#7a8594"
-COLOURS = ("#2f7ed8", "#e07b39", "#3a9d5d", "#a05cc5")
+COLOURS = ("#2f7ed8", "#e07b39", "#3a9d5d", "#a05cc5", "#c2453f", "#1f9aa0")
 Series = dict[str, tuple[Sequence[float], Sequence[float]]]
 
 
@@ -30,7 +30,8 @@ def bars(title: str, y_label: str, labels: list[str], groups: dict[str, list[tup
         heights = [value for value, _, _ in values]
         below = [max(value - low, 0.0) for value, low, _ in values]
         above = [max(high - value, 0.0) for value, _, high in values]
-        axes.bar(places, heights, width * 0.9, yerr=[below, above], color=COLOURS[index % 4], ecolor=INK, label=label)
+        colour = COLOURS[index % len(COLOURS)]
+        axes.bar(places, heights, width * 0.9, yerr=[below, above], color=colour, ecolor=INK, label=label)
     axes.set_xticks(range(len(labels)), labels)
     if len(groups) > 1:
         axes.legend(frameon=False, labelcolor=INK, fontsize=8)

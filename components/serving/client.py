@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
-from components.contract.errors import StageError, TransientError
+from components.contract.errors import StageError, TransientError, UserError, one_line
+from components.serving.metrics import Metrics, read_metrics
 
 REQUEST_TIMEOUT_SECONDS = 1800.0
+INVOCATIONS = "/invocations"
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,15 @@ class Completion:
 
     ``logprobs[i]`` maps token id to natural-log probability for position ``i``: the requested number of best
     candidates, the sampled token always among them; empty when none were asked for. ``seconds`` is the wall clock of
-    the whole request; ``first_token_seconds`` is known only for streamed requests.
+    the whole request; ``first_token_seconds`` is known only for streamed requests. The ids are vLLM's addition to the
+    OpenAI API and empty where another server leaves them out; the counts come from ``usage``.
     """
 
     text: str
     prompt_token_ids: list[int]
     token_ids: list[int]
+    prompt_tokens: int
+    tokens: int
     finish_reason: str
     logprobs: list[dict[int, float]]
     seconds: float
@@ -34,51 +38,23 @@ class Completion:
     reasoning: str | None = None
 
 
-@dataclass(frozen=True)
-class Metrics:
-    """The server's counters at one moment; subtract two moments to get what lies between."""
-
-    drafts: int
-    draft_tokens: int
-    accepted_tokens: int
-    accepted_per_position: tuple[int, ...]
-    generation_tokens: int
-    running: int
-    waiting: int
-
-    def __sub__(self, earlier: "Metrics") -> "Metrics":
-        """Return the counters' difference; ``running`` and ``waiting`` stay those of the later moment."""
-        return Metrics(
-            drafts=self.drafts - earlier.drafts,
-            draft_tokens=self.draft_tokens - earlier.draft_tokens,
-            accepted_tokens=self.accepted_tokens - earlier.accepted_tokens,
-            accepted_per_position=tuple(
-                now - before
-                for now, before in zip(self.accepted_per_position, earlier.accepted_per_position, strict=True)
-            ),
-            generation_tokens=self.generation_tokens - earlier.generation_tokens,
-            running=self.running,
-            waiting=self.waiting,
-        )
-
-    @property
-    def acceptance_length(self) -> float | None:
-        """Mean tokens a step: 1 + accepted / drafts (the bonus token included); None without drafts."""
-        return 1 + self.accepted_tokens / self.drafts if self.drafts else None
-
-
 class Client:
     """Talks to one server. The API key, when there is one, comes from ``VLLM_API_KEY``.
 
+    With ``invocations`` every prompt and conversation is posted to ``/invocations``, the hosting route that tells them
+    apart by their fields; thinking is always stated, because servers of that route differ in what they do unasked.
     Requests raise :class:`StageError` with the server's message when it refuses, and :class:`TransientError` when it
     does not answer. Sampling keywords are the OpenAI API's, with vLLM's extensions (``top_k``, ``ignore_eos``, …);
     the default is greedy.
     """
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, invocations: bool = False) -> None:
         key = os.environ.get("VLLM_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.url, self.model = url, model
+        self._completions = INVOCATIONS if invocations else "/v1/completions"
+        self._chat = INVOCATIONS if invocations else "/v1/chat/completions"
+        self._health = "/ping" if invocations else "/health"
         self._http = httpx.Client(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT_SECONDS, trust_env=False)
 
     def close(self) -> None:
@@ -99,17 +75,26 @@ class Client:
         body["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
         if logprobs is not None:
             body["logprobs"] = logprobs
-        answer, seconds = self._post("/v1/completions", body)
+        answer, seconds = self._post(self._completions, body)
         choice = answer["choices"][0]
         given = (choice.get("logprobs") or {}).get("top_logprobs") or []
         return Completion(
             text=choice["text"],
-            prompt_token_ids=choice["prompt_token_ids"],
-            token_ids=choice["token_ids"],
+            prompt_token_ids=choice.get("prompt_token_ids") or [],
+            token_ids=choice.get("token_ids") or [],
+            prompt_tokens=answer["usage"]["prompt_tokens"],
+            tokens=answer["usage"]["completion_tokens"],
             finish_reason=choice["finish_reason"],
             logprobs=[{_token_id(token): value for token, value in position.items()} for position in given],
             seconds=seconds,
         )
+
+    def continuations(self, prompt: Sequence[int], count: int, *, max_tokens: int, **sampling: Any) -> list[list[int]]:
+        """Draw ``count`` continuations of one prompt in one request; return their token ids."""
+        body = self._body(max_tokens, sampling.pop("temperature"), sampling)
+        body.update(prompt=list(prompt), n=count)
+        answer, _ = self._post(self._completions, body)
+        return [choice.get("token_ids") or [] for choice in answer["choices"]]
 
     def chat(
         self,
@@ -126,14 +111,16 @@ class Client:
         body.update(messages=messages, chat_template_kwargs={"enable_thinking": thinking})
         if logprobs is not None:
             body.update(logprobs=True, top_logprobs=logprobs)
-        answer, seconds = self._post("/v1/chat/completions", body)
+        answer, seconds = self._post(self._chat, body)
         choice = answer["choices"][0]
         message = choice["message"]
         given = (choice.get("logprobs") or {}).get("content") or []
         return Completion(
             text=message.get("content") or "",
-            prompt_token_ids=answer["prompt_token_ids"],
-            token_ids=choice["token_ids"],
+            prompt_token_ids=answer.get("prompt_token_ids") or [],
+            token_ids=choice.get("token_ids") or [],
+            prompt_tokens=answer["usage"]["prompt_tokens"],
+            tokens=answer["usage"]["completion_tokens"],
             finish_reason=choice["finish_reason"],
             logprobs=[
                 {_token_id(one["token"]): one["logprob"] for one in [*position["top_logprobs"], position]}
@@ -149,13 +136,15 @@ class Client:
         """Continue a prompt as :meth:`complete` does, timing the first token as well."""
         body = self._body(max_tokens, temperature, sampling)
         body.update(prompt=prompt if isinstance(prompt, str) else list(prompt), stream=True)
+        body["stream_options"] = {"include_usage": True}
         text = ""
+        usage: dict[str, int] = {}
         token_ids: list[int] = []
         prompt_token_ids: list[int] = []
         finish_reason, first = "", None
         started = time.perf_counter()
         try:
-            with self._http.stream("POST", "/v1/completions", json=body) as response:
+            with self._http.stream("POST", self._completions, json=body) as response:
                 if response.status_code != 200:
                     response.read()
                     raise _refused(response)
@@ -164,7 +153,8 @@ class Client:
                         continue
                     event = json.loads(line[6:])
                     if "error" in event:
-                        raise StageError(f"{self.url}/v1/completions: {event['error']}")
+                        raise StageError(f"{self.url}{self._completions}: {event['error']}")
+                    usage = event.get("usage") or usage
                     for choice in event["choices"]:
                         first = first or time.perf_counter() - started
                         text += choice["text"]
@@ -175,29 +165,47 @@ class Client:
             raise _unanswered(self.url, error) from error
         seconds = time.perf_counter() - started
         if not finish_reason:
-            raise TransientError(f"{self.url}/v1/completions: the stream ended before the answer did")
-        return Completion(text, prompt_token_ids, token_ids, finish_reason, [], seconds, first)
+            raise TransientError(f"{self.url}{self._completions}: the stream ended before the answer did")
+        return Completion(
+            text=text,
+            prompt_token_ids=prompt_token_ids,
+            token_ids=token_ids,
+            prompt_tokens=usage.get("prompt_tokens", len(prompt_token_ids)),
+            tokens=usage.get("completion_tokens", len(token_ids)),
+            finish_reason=finish_reason,
+            logprobs=[],
+            seconds=seconds,
+            first_token_seconds=first,
+        )
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return what ``/v1/models`` lists: ``id``, and from vLLM ``root`` and ``max_model_len``.
+
+        Raises :class:`UserError` when what answers there is no OpenAI-compatible server.
+        """
+        try:
+            return [{"id": str(one["id"]), **one} for one in self._get("/v1/models").json()["data"]]
+        except TransientError:
+            raise
+        except (StageError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{self.url}: no OpenAI-compatible server (GET /v1/models: {one_line(error, 120)})"
+            ) from error
+
+    def tokenize(self, **asked: Any) -> list[int]:
+        """Return token ids from vLLM's ``/tokenize``, of a ``prompt`` or of ``messages``."""
+        return self._post("/tokenize", {"model": self.model, **asked})[0]["tokens"]
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        return self._post("/detokenize", {"model": self.model, "tokens": list(tokens)})[0]["prompt"]
 
     def metrics(self) -> Metrics:
         """Scrape ``/metrics``. Speculation counters are 0 (and positions empty) without a drafter."""
-        totals: dict[str, float] = {}
-        positions: dict[int, float] = {}
-        for family in text_string_to_metric_families(self._get("/metrics").text):
-            for sample in family.samples:
-                if sample.name == "vllm:spec_decode_num_accepted_tokens_per_pos_total":
-                    position = int(sample.labels["position"])
-                    positions[position] = positions.get(position, 0) + sample.value
-                else:
-                    totals[sample.name] = totals.get(sample.name, 0) + sample.value
-        return Metrics(
-            drafts=int(totals.get("vllm:spec_decode_num_drafts_total", 0)),
-            draft_tokens=int(totals.get("vllm:spec_decode_num_draft_tokens_total", 0)),
-            accepted_tokens=int(totals.get("vllm:spec_decode_num_accepted_tokens_total", 0)),
-            accepted_per_position=tuple(int(positions[position]) for position in sorted(positions)),
-            generation_tokens=int(totals["vllm:generation_tokens_total"]),
-            running=int(totals["vllm:num_requests_running"]),
-            waiting=int(totals["vllm:num_requests_waiting"]),
-        )
+        try:
+            return read_metrics(self._get("/metrics").text)
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{self.url}/metrics: not vLLM's; acceptance and parity need its counters") from error
 
     def is_idle(self) -> bool:
         """Say whether the server works on no request."""
@@ -207,7 +215,7 @@ class Client:
     def is_healthy(self) -> bool:
         """Say whether the server answers its health check; a server that is not up yet does not."""
         try:
-            return self._http.get("/health", timeout=5).status_code == 200
+            return self._http.get(self._health, timeout=5).status_code == 200
         except httpx.TransportError:
             return False
 

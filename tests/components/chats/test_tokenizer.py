@@ -62,8 +62,10 @@ def test_text_and_ids_are_those_of_transformers(
     section = Template(thinking=thinking)
     text = render(theirs, conversation, section)
     assert render(ours, conversation, section) == text
-    assert prompt_token_ids(ours, conversation, section) == prompt_token_ids(theirs, conversation, section)
-    assert ours.lengths([text, ""]) == [len(prompt_token_ids(theirs, conversation, section)), 0]
+    ids = prompt_token_ids(theirs, conversation, section)
+    assert prompt_token_ids(ours, conversation, section) == ids
+    assert ours.lengths([text, ""]) == [len(ids), 0]
+    assert ours.decode(ids) == theirs.decode(ids)
 
 
 def test_what_a_folder_lacks_is_named(trained: Path) -> None:

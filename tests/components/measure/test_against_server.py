@@ -10,7 +10,7 @@ from components.chats.template import Template, prompt_token_ids
 from components.contract.context import Output
 from components.contract.errors import StageError, TransientError
 from components.contract.log import Log
-from components.measure import answers, latency, parity, suites
+from components.measure import answers, exam, latency, parity, suites
 from components.measure.ledger import Ledger
 from components.measure.stage import Answers, Config, Quality, Regime
 from components.serving.client import Client
@@ -101,7 +101,7 @@ def test_float32_answers_are_the_same_alone_and_together(bench):
 
 
 def test_latency_samples_do_exactly_the_work_asked_for(bench):
-    figures = suites.measure_latency(bench)["short"]
+    figures = suites.measure_latency([bench])[0]["short"]
     assert (figures["n"], figures["failed"]) == (3, 0)
     assert 0 < figures["ttft_ms"] < figures["median_ms"] <= figures["p95_ms"]
     assert figures["ttft_ms"] + 11 * figures["per_token_ms"] == pytest.approx(figures["median_ms"], rel=0.5)
@@ -120,7 +120,7 @@ def test_quality_asks_what_the_servers_own_template_would(bench):
         ids = prompt_token_ids(bench.tokenizer, messages, Template(thinking=thinking))
         served = bench.client.chat(messages, max_tokens=4, thinking=thinking)
         assert served.prompt_token_ids == ids
-        task = suites.QualityTask("ifeval", {}, 1, 0, thinking, 4)
-        (row,) = suites._answer_all(bench, task, [(messages, {"until": []})])
+        task = exam.QualityTask("ifeval", {}, 1, 0, thinking, 4)
+        (row,) = exam._answer_all(bench, task, [(messages, {"until": []})])
         assert row["output"] == bench.client.complete(ids, max_tokens=4).text
         assert row["tokens"] <= 4

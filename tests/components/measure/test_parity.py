@@ -3,7 +3,7 @@ import random
 import pytest
 
 from components.contract.errors import UserError
-from components.measure.parity import compare, first_difference, is_tie
+from components.measure.parity import compare, first_difference, is_tie, logprob_gaps
 
 
 def answer(ids, tops=None, *, name="a", concurrency=1, prompt=(1, 2)):
@@ -105,3 +105,12 @@ def test_a_baseline_on_other_prompts_is_refused():
         compare([answer([1])], [answer([1], name="b")], False, decode)
     with pytest.raises(UserError, match="prompt a"):
         compare([answer([1])], [answer([1], prompt=(3,))], False, decode)
+
+
+def test_logprobs_are_compared_wherever_both_sides_stand_after_the_same_tokens():
+    here = answer([5, 7, 9], [[[5, -0.1], [6, -3.0]], [[7, -0.5], [8, -0.6]], [[9, -0.1], [1, -2.0]]])
+    there = answer([5, 8, 9], [[[5, -0.2], [4, -3.0]], [[8, -0.5], [7, -0.9]], [[9, -9.0], [1, -9.0]]])
+    assert logprob_gaps(here, there) == pytest.approx([0.1, 0.4, 0.1])
+    found = compare([here], [there], False, decode)["logprobs"]
+    assert (found["compared"], found["max_gap"], found["mean_gap"]) == (3, pytest.approx(0.4), pytest.approx(0.2))
+    assert logprob_gaps(here, here) == [0.0] * 6

@@ -1,9 +1,10 @@
 import json
 
+import numpy as np
 import pytest
 
 from components.contract.errors import UserError
-from components.measure.quality import select_rows, summarise
+from components.measure.quality import paired, select_rows, summarise
 
 
 def mmlu(subject, number):
@@ -85,3 +86,20 @@ def test_subject_mean_weighs_subjects_alike():
     found = summarise("mmlu_pro", samples, chance=0.1)
     assert found["score"] == pytest.approx(0.9)
     assert found["subject_mean"] == pytest.approx(0.5)
+
+
+def asked(number, marks):
+    return {**sample("a", marks), "messages": [{"role": "user", "content": str(number)}]}
+
+
+def test_scores_on_the_same_items_are_compared_in_pairs():
+    baseline = [asked(number, [number % 2 == 0, number < 50]) for number in range(100)]
+    better = [asked(number, [True, number < 50]) if number < 20 else baseline[number] for number in range(100)]
+    found = paired(better, baseline, 0)
+    assert found["value"] == pytest.approx(10 / 200)
+    assert (found["n"], found["gained"], found["lost"]) == (100, 10, 0)
+    # ten items of a hundred gained half a mark of two: the standard error of a paired mean
+    error = np.std([0.5] * 10 + [0.0] * 90) / 10
+    assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * error, rel=0.15)
+    assert paired(better, baseline[::-1], 0) is None
+    assert paired(better, [], 0) is None

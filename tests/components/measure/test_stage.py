@@ -1,10 +1,9 @@
-"""The stage through its command line, on a tiny pair: killed once it has answered some items, then run again."""
+"""The stage through its command line, on a tiny pair, with some items answered before."""
 
 import hashlib
+import io
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +12,15 @@ import pytest
 from pydantic import ValidationError
 
 from components.chats.rows import read_rows, write_rows
-from components.contract.context import Input, Inputs
+from components.contract.context import Input, Inputs, Output
 from components.contract.digest import stage_digest
+from components.contract.log import Log
+from components.measure.ledger import Ledger
 from components.measure.stage import VERSION, Answers, Config, Regime
 from components.serving.profiles import CPU
 from components.store.artifact import commit, read_manifest
 from components.store.backend import Store
+from components.store.work import Work
 
 PROFILE = CPU.model_copy(update={"dtype": "float32", "max_model_len": 512})
 
@@ -77,33 +79,24 @@ def command(tmp_path, tiny_model, tiny_draft):
 
 
 @pytest.mark.slow
-def test_a_killed_measurement_does_not_ask_answered_items_again(command, tmp_path):
+def test_a_measurement_does_not_ask_answered_items_again(command, tmp_path):
+    """What a kill leaves is a ledger; ``test_bench.py`` kills one at work, here two items are answered before."""
     argv, store, digest = command
     environment = {**os.environ, "QDFLASH_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    killed = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True)
-    for line in killed.stderr:
-        if re.search(r"progress done=[1-9]\d* total=53", line):
-            killed.send_signal(signal.SIGKILL)
-            break
-    killed.wait()
-    killed.stderr.close()
-    assert killed.returncode == -signal.SIGKILL
-    items = f"_work/measure/{digest}/parts/items"
-    answered = {key: store.read(key) for key in store.keys(items)}
-    assert 0 < len(answered) < 53
-    assert read_manifest(store, "measure", digest) is None
+    output = Output(tmp_path, tmp_path, Work(store, f"_work/measure/{digest}"), Log("test", io.StringIO()))
+    told = {"token_ids": [5], "top": [[[5, -0.1], [6, -3.0]]], "text": "told before", "finish_reason": "length"}
+    timed = {"seconds": 7.0, "first": 1.0, "tokens": 8}
+    Ledger(output, 2).item("answer/3", lambda: {**told, "seconds": 7.0, "drafts": 1, "accepted": [1, 0, 0]})
+    Ledger(output, 2).item("latency/short/5", lambda: timed)
 
     finished = subprocess.run(argv, env=environment, stderr=subprocess.PIPE, text=True, timeout=600)
     assert finished.returncode == 0, finished.stderr
     artifact = read_manifest(store, "measure", digest)
     folder = Input(artifact.uri).path
     samples = list(read_rows(folder))
-    kept = [json.loads(data) for data in answered.values()]
     assert len(samples) == 12
-    asked = [record for record in kept if "token_ids" in record]
-    assert asked
-    for record in asked:
-        assert any(all(sample.get(key) == value for key, value in record.items()) for sample in samples)
+    assert [sample["id"] for sample in samples if sample["text"] == "told before"] == ["3"]
+    assert timed in json.loads((folder / "latency.json").read_text())["short"]["samples"]
 
     metrics = artifact.metrics
     assert metrics["acceptance_length"]["n"] == 8

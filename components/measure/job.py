@@ -1,0 +1,38 @@
+"""What ``qdflash bench`` asks for: one kind of measurement on one or two servers that run already."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from components.contract.digest import StageConfig
+from components.measure.stage import Config
+
+RESULT = "result.json"
+
+Kind = Literal["parity", "acceptance", "latency", "quality"]
+
+
+class Sampled(StageConfig):
+    """Continuations for the test that two servers sample alike."""
+
+    prompts: int = Field(16, description="Prompts continued; 0: no test", ge=0)
+    draws: int = Field(64, description="Continuations of each prompt, a server and a way to sample", ge=2)
+    tokens: int = Field(8, description="Tokens of a continuation", ge=2)
+
+
+class Job(StageConfig):
+    """A measurement: whose, with which of the measure stage's settings, and where its inputs lie."""
+
+    kind: Kind = Field(description="What is measured")
+    urls: tuple[str, ...] = Field(
+        description="The server, and the one it is compared with", min_length=1, max_length=2
+    )
+    config: Config = Field(description="The measure stage's config; its profile is the server's own business")
+    model: str | None = Field(None, description="Which served model; None: the only one")
+    invocations: bool = Field(False, description="Ask through /invocations")
+    tokenizer: Path | None = Field(None, description="Folder of the model's tokenizer; None: the server's /tokenize")
+    prompts: Path | None = Field(None, description="JSONL of {id, category, conversations}")
+    tasks: tuple[Path, ...] = Field((), description="Quality task files, as the stage's tasks input")
+    long_tokens: int = Field(2048, description="Length of parity's long prompts", ge=1)
+    sampled: Sampled = Field(Sampled(), description="Parity's test of samples")

@@ -1,0 +1,263 @@
+"""``qdflash bench`` as people call it, against the session's real server, and its samples against transformers'."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.contract.errors import TransientError, UserError
+from components.measure import sampling
+from components.measure.answers import ask_sampled, settled
+from components.measure.endpoint import connect
+from pipelines.interpreters import interpreter
+
+pytestmark = pytest.mark.slow
+QUESTIONS = ["Name a cat.", "Name a dog.", "What is a prime number?", "What is the capital of France?"]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """Run ``qdflash bench`` on files of this test's own; return its exit code, its JSON and what it says."""
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"conversations": [{"role": "user", "content": question}]} for question in QUESTIONS]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(*words, **environment):
+        argv = [interpreter("core"), "-m", "pipelines.cli", "bench", *words]
+        argv += ["--prompts", str(prompts)] if words[0] in ("parity", "acceptance") else []
+        done = subprocess.run(
+            argv,
+            env={**os.environ, "QDFLASH_HOME": str(tmp_path / "home"), **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return done.returncode, json.loads(done.stdout) if done.stdout[:1] == "{" else done.stdout, done.stderr
+
+    return run
+
+
+def test_two_servers_are_timed_in_turn_and_their_ratio_has_an_interval(bench, server, tmp_path):
+    words = ("--regime", "a=40/12", "--regime", "b=80/6", "--warmups", "1", "--samples", "3")
+    sweep = ("--concurrency", "1", "--concurrency", "4")
+    code, result, said = bench("latency", server.url, server.url, *words, *sweep, "--json", "-o", str(tmp_path / "o"))
+    assert code == 0, said
+    assert set(result["figures"][0]) == {"a", "b", "a@4", "b@4"}
+    for side in result["figures"]:
+        for figures in side.values():
+            assert (figures["n"], figures["failed"]) == (3, 0)
+            assert 0 < figures["ttft_ms"] < figures["median_ms"] <= figures["p95_ms"]
+        assert side["a"]["tokens"] == 12
+        assert side["a@4"]["tokens_per_second"] > 0
+    speedup = result["comparison"]["speedup"]
+    medians = [side["a"]["median_ms"] for side in result["figures"]]
+    assert speedup["regimes"]["a"]["value"] == pytest.approx(medians[1] / medians[0])
+    assert speedup["regimes"]["a"]["low"] <= speedup["regimes"]["a"]["value"] <= speedup["regimes"]["a"]["high"]
+    assert speedup["mean"]["value"] == pytest.approx(np.mean([speedup["regimes"][name]["value"] for name in "ab"]))
+    assert json.loads((tmp_path / "o" / "result.json").read_text()) == result
+    assert len(json.loads((tmp_path / "o" / "baseline" / "latency.json").read_text())["a"]["samples"]) == 3
+    assert not list((tmp_path / "home" / "bench").rglob("*.json")), "finished work is left behind"
+
+
+def test_a_killed_measurement_asks_only_what_is_not_answered_yet(bench, server, tmp_path):
+    words = ("latency", server.url, "--regime", "a=16/6", "--warmups", "2", "--samples", "40", "--json")
+    environment = {**os.environ, "QDFLASH_HOME": str(tmp_path / "home")}
+    argv = [interpreter("core"), "-m", "pipelines.cli", "bench", *words]
+    before = server.client.metrics().generation_tokens
+    killed = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(answered := list((tmp_path / "home" / "bench").rglob("items/*.json"))) < 5:
+        assert killed.poll() is None, "it ended before it could be killed"
+    killed.kill()
+    killed.wait()
+    while not server.client.is_idle() or len(answered) != len(list((tmp_path / "home").rglob("items/*.json"))):
+        answered = list((tmp_path / "home").rglob("items/*.json"))
+        time.sleep(0.3)
+    between = server.client.metrics().generation_tokens
+    assert between - before < 42 * 6
+    code, result, said = bench(*words)
+    assert code == 0, said
+    assert result["figures"][0]["a"]["n"] == 40
+    settled(server.client, between + 6 * (42 - len(answered)))
+
+
+def test_natural_answers_through_invocations_and_a_table(bench, server):
+    words = ("--regime", "a=20/30", "--warmups", "0", "--samples", "2", "--natural", "--invocations")
+    code, table, said = bench("latency", server.url, *words)
+    assert code == 0, said
+    assert "ms a token" in table
+    assert table.splitlines()[2].split()[-2:] == ["2", "0"]
+
+
+def test_acceptance_is_the_servers_own_count(bench, server):
+    before = server.client.metrics()
+    code, result, said = bench("acceptance", server.url, "--count", "3", "--max-tokens", "24", "--json")
+    assert code == 0, said
+    (figures,) = result["figures"]
+    counted = server.client.metrics() - before
+    assert figures["value"] == pytest.approx(counted.acceptance_length)
+    assert (figures["n"], figures["drafts"]) == (3, counted.drafts)
+
+
+def test_parity_with_itself_holds(bench, server, tiny_model):
+    words = ("--count", "6", "--max-tokens", "8", "--long", "60", "--concurrency", "3", "--draws", "8", "--exact")
+    code, result, said = bench("parity", server.url, server.url, *words, "--tokenizer", str(tiny_model), "--json")
+    assert code == 0, said
+    greedy = result["comparison"]["greedy"]
+    assert greedy["passed"]
+    assert greedy["equal"] == greedy["compared"] == 12
+    assert greedy["logprobs"]["max_gap"] < 1e-3
+    for figures in result["figures"]:
+        assert figures["alone_and_together"]["passed"]
+        assert figures["repeated"]["greedy"] == figures["repeated"]["seeded"] == {"compared": 4, "equal": 4}
+    for name in sampling.SETTINGS:
+        assert result["comparison"]["sampled"][name]["draws"] == 6 * 16
+
+
+IFEVAL = [
+    ("punctuation:no_comma", {}),
+    ("length_constraints:number_words", {"relation": "at least", "num_words": 5}),
+    ("length_constraints:number_words", {"relation": "less than", "num_words": 3}),
+    ("change_case:english_lowercase", {}),
+    ("startend:quotation", {}),
+    ("keywords:forbidden_words", {"forbidden_words": ["cat"]}),
+]
+
+
+@pytest.fixture
+def ifeval(tmp_path):
+    """Two instructions an item, in the data set's schema: where every other one of an item's fields is null."""
+    path = tmp_path / "items" / "ifeval.jsonl"
+    path.parent.mkdir()
+    rows = []
+    for key in range(8):
+        chosen = [IFEVAL[key % 6], IFEVAL[(key + 2) % 6]]
+        names = {name: None for _, settings in IFEVAL for name in settings}
+        rows.append(
+            {
+                "key": key,
+                "prompt": f"{QUESTIONS[key % 4]} Answer {key}.",
+                "instruction_id_list": [name for name, _ in chosen],
+                "kwargs": [{**names, **settings} for _, settings in chosen],
+            }
+        )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_scores_are_those_of_lm_evals_own_command_line(bench, server, ifeval, tmp_path):
+    import lm_eval.tasks
+
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    theirs = Path(lm_eval.tasks.__file__).parent / "ifeval" / "ifeval.yaml"
+    data = {"data_files": {"train": str(ifeval)}, "cache_dir": str(tmp_path / "cache")}
+    (folder / "local.yaml").write_text(
+        f"include: {theirs}\ntask: ifeval_local\ndataset_path: json\ndataset_kwargs: {json.dumps(data)}\n"
+    )
+    (tmp_path / "nltk" / "tokenizers" / "punkt_tab").mkdir(parents=True)  # not read; its absence means a download
+    argv = [str(Path(sys.executable).with_name("lm_eval")), "--model", "local-chat-completions"]
+    argv += ["--model_args", f"base_url={server.url}/v1/chat/completions,model=qdflash", "--tasks", "ifeval_local"]
+    argv += ["--include_path", str(folder), "--apply_chat_template", "--gen_kwargs", "max_gen_toks=40"]
+    argv += ["--log_samples", "--output_path", str(tmp_path / "theirs")]
+    environment = {**os.environ, "NLTK_DATA": str(tmp_path / "nltk"), "HF_HOME": str(tmp_path / "hf")}
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as cli:
+        words = ("quality", server.url, "--suite", "ifeval", "--data", str(ifeval.parent), "--max-tokens", "40")
+        code, result, said = bench(*words, "--concurrency", "4", "--json", "-o", str(tmp_path / "ours"))
+        log = cli.communicate(timeout=300)[0]
+    assert code == 0, said
+    assert cli.returncode == 0, log[-3000:]
+    (path,) = (tmp_path / "theirs").rglob("samples_*.jsonl")
+    samples = sorted(map(json.loads, path.read_text().splitlines()), key=lambda one: one["doc_id"])
+    ours = json.loads((tmp_path / "ours" / "measured" / "quality.json").read_text())["ifeval"]
+    assert [one["text"] for one in ours["samples"]] == [one["filtered_resps"][0] for one in samples]
+    marks = [one["inst_level_strict_acc"] for one in samples]
+    assert [one["marks"] for one in ours["samples"]] == marks
+    assert {mark for many in marks for mark in many} == {True, False}
+    (path,) = (tmp_path / "theirs").rglob("results_*.json")
+    score = json.loads(path.read_text())["results"]["ifeval_local"]["inst_level_strict_acc,none"]
+    assert result["figures"][0]["ifeval"]["score"] == pytest.approx(score)
+
+
+@pytest.fixture
+def web():
+    """A server that serves no model."""
+    running = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{running.server_port}"
+    running.shutdown()
+    running.server_close()
+    thread.join()
+
+
+def test_what_cannot_be_measured_is_refused_in_one_line(bench, server, web, tmp_path):
+    code, out, said = bench("latency", server.url, "--regime", "long=500/13")
+    assert (code, out) == (2, "")
+    assert said.startswith("qdflash: latency.long: 500 and 13 tokens exceed the server's 512;")
+    assert len(said.splitlines()) == 1
+    code, _, said = bench("quality", server.url, "--data", str(tmp_path), "--suite", "gpqa")
+    assert (code, "gpqa.jsonl: missing; qdflash bench prefetch --suite gpqa" in said) == (2, True)
+    with pytest.raises(TransientError, match="no answer from the server"):
+        connect("http://127.0.0.1:9", None, None, False)
+    for url, model, folder, phrase in (
+        ("ftp://127.0.0.1", None, None, "not a URL"),
+        (server.url.replace("//", "//name:password@"), None, None, "holds credentials"),
+        (web, None, None, "no OpenAI-compatible server"),
+        (server.url, "gpt", None, "serves qdflash, not gpt"),
+        (server.url, None, tmp_path, "no tokenizer.json"),
+    ):
+        with pytest.raises(UserError, match=phrase):
+            connect(url, model, folder, False)
+
+
+def test_samples_under_a_drafter_are_those_of_transformers(server, tiny_model):
+    """transformers computes the model and draws from it; no speculation and no code of vLLM's or ours is in that."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    prompts = [{"id": str(n), "prompt_token_ids": [5 + n, 17, 42 * n, 99, 7]} for n in range(4)]
+    draws, tokens = 48, 6
+
+    def reference(settings):
+        torch.manual_seed(0)
+        rows = []
+        for prompt in prompts:
+            ids = torch.tensor([prompt["prompt_token_ids"]])
+            drawn = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                num_return_sequences=draws,
+                min_new_tokens=0,
+                max_new_tokens=tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=settings.top_k,
+            )
+            rows.append(drawn[:, ids.shape[1] :].numpy())
+        return rows
+
+    asked = {
+        name: [
+            np.array(ask_sampled(server.client, prompt, draws, tokens, settings, name)["token_ids"])
+            for prompt in prompts
+        ]
+        for name, settings in sampling.SETTINGS.items()
+    }
+    for name, settings in sampling.SETTINGS.items():
+        found = sampling.compare(asked[name], reference(settings), seed=0)
+        assert found["passed"], (name, found)
+        assert found["power"]["0.2"] > 0.8
+    first, second = asked
+    assert not sampling.compare(asked[first], reference(sampling.SETTINGS[second]), seed=0)["passed"]
