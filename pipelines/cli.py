@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,11 +12,12 @@ from components.contract.errors import TRANSIENT, USER, StageError, UserError, o
 from components.store import cache
 from pipelines import seaweed
 from pipelines.artifacts_cli import app as artifacts_app
-from pipelines.bench import app as bench_app
+from pipelines.cluster_cli import app as cluster_app
 from pipelines.connect import connect
 from pipelines.display import console
-from pipelines.plan import Plan, Selection, force, make_plan, render_table, unforce
-from pipelines.recipe import Recipe, load_recipe
+from pipelines.options import SHIPPED, Only, Overrides, RecipeName, Start, StoreUrl, planned, recipe_at
+from pipelines.plan import Selection, force, make_plan, render_table, unforce, upload_files
+from pipelines.recipe import Recipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,36 +28,7 @@ app = typer.Typer(
 store_app = typer.Typer(no_args_is_help=True, help="The local S3 server (SeaweedFS) on loopback.")
 app.add_typer(store_app, name="store")
 app.add_typer(artifacts_app, name="artifacts")
-app.add_typer(bench_app, name="bench")
-
-SHIPPED = {path.stem: path for path in sorted(Path(__file__).with_name("recipes").glob("*.yaml"))}
-
-RecipeName = Annotated[
-    str, typer.Argument(help=f"A recipe file, or one that comes with qdflash: {', '.join(SHIPPED)}")
-]
-StoreUrl = Annotated[
-    str | None,
-    typer.Option("--store", help="s3://bucket/prefix or a folder; else QDFLASH_STORE, else the local server"),
-]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a field; repeatable")
-]
-Only = Annotated[list[str] | None, typer.Option("--only", metavar="STAGE", help="Run just these; repeatable")]
-Start = Annotated[
-    list[str] | None, typer.Option("--from", metavar="STAGE", help="Run these and all below them; repeatable")
-]
-
-
-def recipe_at(text: str, overrides: list[str] | None = None) -> Recipe:
-    """Load a recipe from a path, or by name from those that come with the package."""
-    path = Path(text)
-    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
-        if text not in SHIPPED:
-            raise UserError(
-                f"recipe {text}: no such file, and none of those that come with qdflash ({', '.join(SHIPPED)})"
-            )
-        path = SHIPPED[text]
-    return load_recipe(path, overrides or [])
+app.add_typer(cluster_app)
 
 
 @app.command(
@@ -79,6 +51,7 @@ def run(
     """Run a recipe on this machine: what is committed is kept, the rest runs or resumes."""
     from pipelines import summary
     from pipelines.engine import Engine
+    from pipelines.processes import Processes
     from pipelines.progress import Display
 
     loaded = recipe_at(recipe, overrides)
@@ -93,7 +66,7 @@ def run(
     if other := namesake(loaded):
         print(f"qdflash: {other} is called {plan.recipe} too: logs, report and --force are shared", file=sys.stderr)
     out = console()
-    engine = Engine(plan, Display(out))
+    engine = Engine(plan, Display(out), Processes())
     code = engine.run()
     summary.show(out, plan, store, engine.progress, _called(recipe, overrides))
     for state in engine.progress.values():
@@ -114,7 +87,7 @@ def plan(
     """Say what would run, and why, before anything starts; exit 2 when a task is blocked."""
     from pipelines.artifacts import as_json
 
-    made = _plan(recipe, overrides, store_url, only, start)
+    made = planned(recipe, overrides, store_url, only, start)
     if json:
         print(as_json(made.to_json()))
     else:
@@ -130,17 +103,30 @@ def plan(
 )
 def compile_(
     recipe: RecipeName,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the KFP IR YAML")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it, a .yaml")],
+    to: Annotated[
+        Literal["kfp", "kfp-crd", "argo"],
+        typer.Option("--format", help="Kubeflow's IR, the same as Kubernetes objects, or an Argo Workflow"),
+    ] = "kfp",
+    only: Only = None,
+    start: Start = None,
     overrides: Overrides = None,
     store_url: StoreUrl = None,
 ) -> None:
-    """Render a recipe as a Kubeflow pipeline."""
-    from pipelines.kubeflow import compile_plan
-
+    """Render a recipe for a cluster: what is committed is left out."""
     if not store_url and not os.environ.get("QDFLASH_STORE"):
         raise UserError("compile: pods cannot reach the local store; give --store s3://bucket/prefix or QDFLASH_STORE")
     output.parent.mkdir(parents=True, exist_ok=True)
-    compile_plan(_plan(recipe, overrides, store_url), output)
+    chosen = planned(recipe, overrides, store_url, only, start)
+    if to == "argo":
+        from pipelines import argo
+
+        argo.compile_plan(chosen, output)
+    else:
+        from pipelines import kubeflow
+
+        kubeflow.compile_plan(chosen, output, objects=to == "kfp-crd")
+    upload_files(chosen)
     print(output)
 
 
@@ -173,26 +159,6 @@ def serve(
     argv, environment = command(folder, profile, port, draft)
     print(f"starting vLLM on {folder}; http://127.0.0.1:{port}/health answers once it serves", flush=True)
     os.execve(argv[0], argv, environment)
-
-
-@app.command(epilog="Examples:\n\nqdflash compare smol my-smol.yaml\n\nqdflash compare smol report/3fa9 -o page.html")
-def compare(
-    one: Annotated[str, typer.Argument(help="A recipe, or the report of a run (address or digest)")],
-    other: Annotated[str, typer.Argument(help="Another")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the page")] = Path("compare.html"),
-    store_url: StoreUrl = None,
-) -> None:
-    """Write the report page of two runs side by side, with what was asked for differently."""
-    from pipelines.compare import run_of, write
-
-    store, runs = connect(store_url), {}
-    for text in (one, other):
-        is_recipe = Path(text).suffix in (".yaml", ".yml") or text in SHIPPED
-        runs[text] = run_of(store, text, recipe_at(text) if is_recipe else None)
-    if len(runs) < 2:
-        raise UserError(f"compare: {one} twice; name two runs (qdflash artifacts list report)")
-    write(runs, output)
-    print(output)
 
 
 @app.command(epilog="Example: qdflash doctor")
@@ -252,17 +218,6 @@ def namesake(recipe: Recipe) -> Path | None:
 def _called(recipe: str, overrides: list[str] | None) -> str:
     """Return a recipe with its overrides as a command line names them."""
     return shlex.join([recipe, *(word for one in overrides or () for word in ("--set", one))])
-
-
-def _plan(
-    recipe: str,
-    overrides: list[str] | None,
-    store_url: str | None,
-    only: list[str] | None = None,
-    start: list[str] | None = None,
-) -> Plan:
-    loaded = recipe_at(recipe, overrides)
-    return make_plan(loaded, connect(store_url), Selection(tuple(only or ()), tuple(start or ())))
 
 
 def main() -> None:

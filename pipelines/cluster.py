@@ -1,10 +1,16 @@
 """The ``cluster:`` part of a recipe: images, placement and secrets, by role and by task."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
+
+from components.contract.errors import UserError
+
+LOCK = Path(__file__).resolve().parents[1] / "images" / "lock.yaml"
 
 
 def _by_digest(image: str) -> str:
@@ -56,13 +62,33 @@ class Placement(_Strict):
     )
 
 
+def locked_images() -> dict[str, str]:
+    """Return the images that ``images/lock.yaml`` names, by role: what a recipe's ``cluster.images`` default to."""
+    if not LOCK.is_file():
+        return {}
+    try:
+        return Images.model_validate(yaml.safe_load(LOCK.read_text())).model_dump(exclude_none=True)
+    except (yaml.YAMLError, ValidationError) as error:
+        raise UserError(f"{LOCK}: not as qdflash images lock writes it; run that again") from error
+
+
 class Cluster(_Strict):
     """How the tasks become pods."""
 
-    images: Images = Field(Images(), description="Images by role")
+    images: Images = Field(Images(), description="Images by role; those of images/lock.yaml where it names them")
     roles: dict[Literal["core", "train", "vllm"], Placement] = Field({}, description="Placement by role")
     tasks: dict[str, Placement] = Field({}, description="Placement by task, over that of its role")
     retries: int = Field(2, description="Times a failed pod is started again; it resumes", ge=0)
+
+    def image(self, role: str) -> str:
+        """Return the role's image; raises :class:`UserError` when there is none."""
+        image: str | None = getattr(self.images, role)
+        if image is None:
+            example = f"registry.example/qdflash-{role}@sha256:…"
+            raise UserError(
+                f"cluster.images.{role}: not given; name the image by digest, such as {example}, or see qdflash images"
+            )
+        return image
 
     def placement(self, task: str, role: str) -> Placement:
         """Return the task's placement: its own fields over its role's."""

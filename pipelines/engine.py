@@ -1,26 +1,24 @@
-"""The local engine: a plan's tasks as processes, in dependency order, within the machine's CPUs and memory.
+"""The engine of one machine: a plan's tasks in dependency order, within the machine's CPUs and memory.
 
-Each task runs under :mod:`pipelines.guard`; its output goes to ``<home>/logs/<recipe>/<task>.log``. The engine keeps
-no state of its own: what is committed in the store is done, everything else runs or resumes the next time.
+A :class:`Runner` starts them, as processes (:mod:`pipelines.processes`) or in :mod:`pipelines.containers`. A task's
+output goes to ``<home>/logs/<recipe>/<task>.log``. The engine keeps no state of its own: what is committed in the
+store is done, everything else runs or resumes the next time.
 """
 
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from components.contract.errors import BUG, DONE, TRANSIENT, UserError
 from components.contract.stage import load
 from components.store import cache
 from components.store.artifact import read_manifest
 from components.store.backend import Store
-from pipelines import guard
-from pipelines.interpreters import environment, interpreter
 from pipelines.plan import Plan, PlannedTask
 from pipelines.progress import Attempt, Display, Progress
 
@@ -29,15 +27,42 @@ PAUSE_SECONDS = 5.0
 TICK_SECONDS = 0.2
 
 
+class Job(Protocol):
+    """One attempt of a task."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, 128 + n when signal n ended it, or None while it runs."""
+
+    def terminate(self) -> None:
+        """Ask it to end, and see to it that it does; return at once."""
+
+    def wait(self) -> None:
+        """Block until it has ended, after :meth:`terminate`."""
+
+
+class Runner(Protocol):
+    """Starts tasks."""
+
+    def check(self, tasks: Iterable[PlannedTask]) -> None:
+        """Raise :class:`UserError` for what would keep one of ``tasks`` from running here."""
+
+    def command(self, task: PlannedTask) -> list[str]:
+        """Return what is run, for the log."""
+
+    def start(self, task: PlannedTask, log: Path) -> Job:
+        """Start an attempt that appends its output to ``log``."""
+
+
 class Engine:
     """Executes one plan. After :meth:`run`, ``progress`` holds every task's end state, seconds and error."""
 
-    def __init__(self, plan: Plan, display: Display) -> None:
+    def __init__(self, plan: Plan, display: Display, runner: Runner) -> None:
         self.plan = plan
+        self._runner = runner
         self.progress = {task.name: Progress(task.name, _initial(task)) for task in plan.tasks}
         self._display = display
         self._tasks = {task.name: task for task in plan.tasks}
-        self._running: dict[str, tuple[subprocess.Popen[bytes], Attempt]] = {}
+        self._running: dict[str, tuple[Job, Attempt]] = {}
         self._retry_at: dict[str, float] = {}
         self._cpus = len(os.sched_getaffinity(0))
         self._memory_gb = _memory_gb()
@@ -46,13 +71,12 @@ class Engine:
     def run(self) -> int:
         """Run every task that can run; return 0 or the exit code of the first task that failed.
 
-        A failed task keeps only those from running that need it. SIGINT and SIGTERM end the children and the run.
-        Raises :class:`UserError` before anything starts when a task is blocked or a role has no interpreter.
+        A failed task keeps only those from running that need it. SIGINT and SIGTERM end the tasks and the run.
+        Raises :class:`UserError` before anything starts when a task is blocked or cannot run here.
         """
         if obstacles := self.plan.obstacles():
             raise UserError("cannot start: " + "; ".join(obstacles))
-        for role in {task.role for task in self.plan.tasks if self.progress[task.name].state == "waiting"}:
-            interpreter(role)
+        self._runner.check([task for task in self.plan.tasks if self.progress[task.name].state == "waiting"])
         with self._signals(), self._display.showing(self.progress):
             try:
                 while self._running or self._waiting():
@@ -88,13 +112,21 @@ class Engine:
         return not any(self.progress[name].state in ("waiting", "running") for name in task.soft_needs)
 
     def _fits(self, task: PlannedTask) -> bool:
-        """Say whether the task's share is free; one that asks for more than the machine has runs alone."""
+        """Say whether the task's share is free; one that asks for more than the machine has runs alone.
+
+        Tasks with GPUs run one at a time: nothing here says which GPU is whose.
+        """
         if not self._running:
             return True
         running = [self._tasks[name] for name in self._running]
+        if self._gpus(task) and any(self._gpus(one) for one in running):
+            return False
         cpus = sum(one.cpu for one in running) + task.cpu
         memory = sum(one.memory_gb for one in running) + task.memory_gb
         return cpus <= self._cpus and memory <= self._memory_gb
+
+    def _gpus(self, task: PlannedTask) -> int:
+        return self.plan.cluster.placement(task.name, task.role).gpus or 0
 
     def _start(self, task: PlannedTask) -> None:
         store = Store(self.plan.store)
@@ -103,24 +135,14 @@ class Engine:
         state = self.progress[task.name]
         state.start()
         attempt = Attempt(self.log_path(task.name))
-        command = [interpreter(task.role), *task.argv]
-        attempt.header(state.attempts, command)
-        with attempt.path.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-I", guard.__file__, str(os.getpid()), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment(task.stage, min(task.cpu, self._cpus)),
-                start_new_session=True,
-            )
-        self._running[task.name] = process, attempt
+        attempt.header(state.attempts, self._runner.command(task))
+        self._running[task.name] = self._runner.start(task, attempt.path), attempt
         self._display.line(state)
 
     def _collect(self) -> None:
         """Read what the running tasks logged and take note of those that ended."""
-        for name, (process, attempt) in list(self._running.items()):
-            code = process.poll()
+        for name, (job, attempt) in list(self._running.items()):
+            code = job.poll()
             state = self.progress[name]
             if attempt.read_into(state):
                 self._display.progress(state)
@@ -139,15 +161,13 @@ class Engine:
     def _killed_after_commit(self, name: str, code: int) -> bool:
         task = self._tasks[name]
         module = load(task.stage)
-        if 0 <= code <= 128 or hasattr(module, "check") or not getattr(module, "MEMOISED", True):
+        if code <= 128 or hasattr(module, "check") or not getattr(module, "MEMOISED", True):
             return False  # not killed, or its exit code would have been the answer
         return read_manifest(Store(self.plan.store), task.stage, task.digest) is not None
 
     def _failed(self, state: Progress, code: int) -> None:
-        if code < 0:  # the guard itself was killed
-            code = 128 - code
         if code > 128:
-            state.error = f"ended by signal {code - 128}; run again to continue"
+            state.error = state.error or f"ended by signal {code - 128}; run again to continue"
             code = TRANSIENT
         state.end("failed", code, state.error or f"exit code {code}; see {self.log_path(state.name)}")
 
@@ -165,9 +185,8 @@ class Engine:
     def _signals(self) -> Iterator[None]:
         def stop(_number: int, _frame: FrameType | None) -> None:
             self._stopping = True
-            for process, _ in self._running.values():
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGTERM)
+            for job, _ in self._running.values():
+                job.terminate()
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
@@ -177,12 +196,11 @@ class Engine:
                 signal.signal(number, handler)
 
     def _end_all(self) -> None:
-        """End what still runs when the loop is left by an error of ours; the guards end the rest."""
-        for process, _ in self._running.values():
-            process.terminate()
-        for process, _ in self._running.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(guard.GRACE_SECONDS + 10)
+        """End what still runs when the loop is left by an error of ours."""
+        for job, _ in self._running.values():
+            job.terminate()
+        for job, _ in self._running.values():
+            job.wait()
 
 
 def _initial(task: PlannedTask) -> str:

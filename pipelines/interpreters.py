@@ -8,7 +8,7 @@ from components.contract.errors import UserError
 from components.store import cache
 
 ROLES = ("core", "train", "vllm")
-_ONLINE = ("model", "prompts")
+ONLINE = ("model", "prompts")
 _PROJECT = Path(__file__).resolve().parents[1]
 
 
@@ -33,17 +33,21 @@ def interpreter(role: str) -> str:
 
 
 def environment(stage: str, cpu: int) -> dict[str, str]:
-    """Return a task's environment: ours with the store's credentials, its share of threads, hubs off by default."""
-    added = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_PROJECT), os.environ.get("PYTHONPATH")])),
+    """Return the whole environment of a task's process: ours with the store's credentials, and its settings."""
+    path = os.pathsep.join(filter(None, [str(_PROJECT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "QDFLASH_HOME": str(cache.home()), **settings(stage, cpu)}
+
+
+def settings(stage: str, cpu: float) -> dict[str, str]:
+    """Return what every task's environment says, wherever it runs: its share of threads, hubs off by default."""
+    found = {
         "PYTHONUNBUFFERED": "1",
-        "QDFLASH_HOME": str(cache.home()),
         "TOKENIZERS_PARALLELISM": "false",
         # Threads that spin while they wait take the core from a task that runs beside this one.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        added[name] = str(cpu)
-    if stage not in _ONLINE:
-        added |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    return {**os.environ, **added}
+        found[name] = str(max(1, int(cpu)))
+    if stage not in ONLINE:
+        found |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    return found

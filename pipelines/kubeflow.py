@@ -1,25 +1,30 @@
 """A plan as a Kubeflow pipeline: KFP IR YAML with the plan's own argv in every task."""
 
+import hashlib
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
-from kfp import compiler, dsl, kubernetes
+from kfp import dsl, kubernetes
+from kfp.compiler import Compiler, KubernetesManifestOptions
 
 from components.contract.container import artifact_inputs
 from components.contract.errors import UserError
 from components.store.artifact import MANIFEST
 from pipelines.cluster import Placement
-from pipelines.plan import Plan, PlannedTask
+from pipelines.plan import Plan, PlannedTask, demand_pods
 
 
-def compile_plan(plan: Plan, path: Path) -> None:
+def compile_plan(plan: Plan, path: Path, objects: bool = False) -> None:
     """Write the IR YAML of ``plan`` to ``path`` (``*.yaml``); the same plan gives the same bytes.
 
     Cached tasks become importers of their manifests, skipped ones are left out. KFP's own cache is off: the plan has
-    decided already. Raises :class:`UserError` for a blocked task, a missing image, or a store that pods cannot reach.
+    decided already. With ``objects`` the IR is wrapped in the Pipeline and PipelineVersion that ``kubectl apply``
+    takes where KFP keeps pipelines in the Kubernetes API; the version is named by what it runs. Raises
+    :class:`UserError` for a blocked task, a missing image, or a store that pods cannot reach.
     """
-    _check(plan)
+    demand_pods(plan)
     if path.suffix != ".yaml":
         raise UserError(f"{path}: KFP wants a name that ends in .yaml")
 
@@ -32,18 +37,15 @@ def compile_plan(plan: Plan, path: Path) -> None:
             elif task.state == "run":
                 made[task.name] = _pod(plan, task, made)
 
-    compiler.Compiler().compile(pipeline, str(path))
-
-
-def _check(plan: Plan) -> None:
-    if not plan.store.startswith("s3://"):
-        raise UserError(f"store {plan.store}: pods cannot reach a folder; compile with --store s3://bucket/prefix")
-    for task in plan.tasks:
-        if task.state == "blocked":
-            raise UserError(f"{task.name}: blocked: {task.why}")
-        if task.state == "run" and getattr(plan.cluster.images, task.role) is None:
-            example = f"registry.example/qdflash-{task.role}@sha256:…"
-            raise UserError(f"cluster.images.{task.role}: not given; name the image by digest, such as {example}")
+    content = hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()
+    named = KubernetesManifestOptions(
+        pipeline_name=plan.recipe,
+        pipeline_version_name=f"{plan.recipe}-{content[:10]}",
+        include_pipeline_manifest=True,
+    )
+    Compiler().compile(
+        pipeline, str(path), kubernetes_manifest_format=objects, kubernetes_manifest_options=named if objects else None
+    )
 
 
 def _importer(task: PlannedTask) -> Any:
@@ -58,7 +60,7 @@ def _importer(task: PlannedTask) -> Any:
 def _pod(plan: Plan, task: PlannedTask, made: dict[str, Any]) -> Any:
     """Add the task as a pod that reads the manifests of the tasks it needs."""
     module = importlib.import_module(f"components.{task.stage}.component")
-    image = getattr(plan.cluster.images, task.role)
+    image = plan.cluster.image(task.role)
     makers = {one.uri: made[one.name] for one in plan.tasks if one.name in made}
     if task.soft_needs:
         # KFP refuses inputs from tasks that may fail: this pod is ordered after all it reads, and runs regardless.

@@ -112,6 +112,26 @@ def make_plan(recipe: Recipe, store: Store, selection: Selection | None = None) 
     return Plan(recipe.name, store.url, tuple(planned.values()), recipe.cluster)
 
 
+def demand_pods(plan: Plan) -> None:
+    """Raise :class:`UserError` for what keeps a plan from running as pods: its store, a blocked task, an image."""
+    if not plan.store.startswith("s3://"):
+        raise UserError(f"store {plan.store}: pods cannot reach a folder; compile with --store s3://bucket/prefix")
+    for task in plan.tasks:
+        if task.state == "blocked":
+            raise UserError(f"{task.name}: blocked: {task.why}")
+        if task.state == "run":
+            plan.cluster.image(task.role)
+
+
+def upload_files(plan: Plan) -> None:
+    """Put the local files of the tasks that will run into the store, where pods find them."""
+    store = Store(plan.store)
+    for task in plan.tasks:
+        if task.state == "run":
+            for path, key in task.files_to_upload:
+                store.upload(path, key)  # also when one is there: it may be damaged
+
+
 @dataclass(frozen=True)
 class _Call:
     """How a task is called: its inputs' addresses by port, the tasks it reads, and files to upload with their keys."""

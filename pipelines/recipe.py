@@ -19,7 +19,7 @@ from components.contract.digest import StageConfig
 from components.contract.errors import UserError
 from components.contract.faults import explain, unknown
 from components.contract.stage import STAGES, load
-from pipelines.cluster import Cluster
+from pipelines.cluster import Cluster, locked_images
 from pipelines.document import hiding, merge, override, read_document, unusable
 
 TASKS: dict[str, str] = {
@@ -183,7 +183,7 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
     )
     template = section(Template, "template", data.get("template"))
     files = section(Files, "files", data.get("files"))
-    cluster = section(Cluster, "cluster", data.get("cluster"))
+    cluster = section(Cluster, "cluster", merge({"images": locked_images()}, data.get("cluster") or {}))
     tasks = [task for task in TASKS if task != ("ptq" if "int4" in data else "int4")]
     configs = {}
     for task in tasks:

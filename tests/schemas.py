@@ -13,7 +13,7 @@ import kubernetes_validate
 
 CRDS = Path(__file__).parents[2] / "shared" / "crds" / "validate.py"
 VERSIONS = ("1.29", "1.37")
-CUSTOM = ("serving.kserve.io/", "trainer.kubeflow.org/", "monitoring.coreos.com/", "keda.sh/")
+CUSTOM = ("argoproj.io/", "serving.kserve.io/", "trainer.kubeflow.org/", "monitoring.coreos.com/", "keda.sh/")
 
 
 def faults(objects: list[dict[str, Any]]) -> list[str]:
@@ -48,6 +48,8 @@ def pod_spec(one: dict[str, Any]) -> dict[str, Any] | None:
     """Return the pod inside an object of any kind, or None; a ServingRuntime and its predictor are half a pod each."""
     spec = one.get("spec", {})
     match one["kind"]:
+        case "Pod":
+            return spec
         case "Deployment" | "StatefulSet" | "Job":
             return spec["template"]["spec"]
         case "ServingRuntime":

@@ -16,54 +16,17 @@ from components.contract.log import Log
 from components.store.artifact import read_manifest
 from components.store.backend import Store
 from pipelines import engine as engine_module
-from pipelines.cluster import Cluster
 from pipelines.engine import Engine
-from pipelines.plan import Plan, PlannedTask
+from pipelines.processes import Processes
 from pipelines.progress import Attempt, Display, Progress
 from tests.conftest import Probe
+from tests.pipelines.planning import Builder
 
 
 @pytest.fixture(autouse=True)
 def this_python_and_short_pauses(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QDFLASH_PYTHON_CORE", sys.executable)
     monkeypatch.setattr(engine_module, "PAUSE_SECONDS", 0.1)
-
-
-class Builder:
-    """Plans of probe tasks."""
-
-    def __init__(self, probe: Probe, store: Store) -> None:
-        self.probe, self.store = probe, store
-        self.tasks: dict[str, PlannedTask] = {}
-
-    def add(self, name: str, needs=(), soft=(), cpu=1, memory_gb=0.1, state="run", **config) -> PlannedTask:
-        inputs = {"before": [self.tasks[one].uri for one in needs]}
-        call = self.probe.invocation(self.store, inputs, text=name, **config)
-        self.tasks[name] = PlannedTask(
-            name,
-            "probe",
-            "core",
-            call.argv,
-            tuple(needs),
-            tuple(soft),
-            cpu,
-            memory_gb,
-            call.digest,
-            call.uri,
-            state,
-            "",
-            (),
-        )
-        return self.tasks[name]
-
-    def plan(self) -> Plan:
-        return Plan("probe", self.store.url, tuple(self.tasks.values()), Cluster())
-
-    def run(self) -> tuple[int, dict[str, str], str]:
-        text = io.StringIO()
-        engine = Engine(self.plan(), Display(Console(file=text, width=200)))
-        code = engine.run()
-        return code, {name: one.state for name, one in engine.progress.items()}, text.getvalue()
 
 
 @pytest.fixture
@@ -147,7 +110,7 @@ def test_tasks_run_beside_each_other_only_where_cpus_and_memory_allow(
     ):
         builder.add(name, cpu=cpu, memory_gb=memory, steps=1, seconds=0.5)
     most: list[set[str]] = []
-    engine = Engine(builder.plan(), Display(Console(file=io.StringIO())))
+    engine = Engine(builder.plan(), Display(Console(file=io.StringIO())), Processes())
     collect = engine._collect
     monkeypatch.setattr(engine, "_collect", lambda: (most.append(set(engine._running)), collect()))
     assert engine.run() == 0
@@ -180,9 +143,10 @@ import components
 from rich.console import Console
 components.__path__.append(sys.argv[2])
 from pipelines.engine import Engine
+from pipelines.processes import Processes
 from pipelines.progress import Display
 plan = pickle.load(open(sys.argv[1], "rb"))
-raise SystemExit(Engine(plan, Display(Console())).run())
+raise SystemExit(Engine(plan, Display(Console()), Processes()).run())
 """
 
 

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,30 +8,14 @@ import yaml
 
 from components.contract.errors import UserError
 from components.store.backend import Store
-from pipelines import seaweed
 from pipelines.kubeflow import compile_plan
 from pipelines.plan import Plan, Selection, make_plan
 from pipelines.recipe import load_recipe
-from tests.pipelines.planning import RECIPES, REGENERATE, TINY, commit_all
+from tests.pipelines.planning import IMAGES, RECIPES, REGENERATE, TINY, commit_all, plan_of
 
 GOLDEN = Path(__file__).parent / "golden"
-IMAGES = [
-    f"cluster.images.{role}=registry.example/qdflash-{role}@sha256:{role[0].encode().hex() * 32}"
-    for role in ("core", "train", "vllm")
-]
-OWN = {"qwen3.5-4b-a10g": ["files.tasks=[smol/quality/ifeval.jsonl]", "files.selection=[]"]}
-"""Overrides of recipes whose quality files this project may not ship."""
 KFP_ARGUMENTS = 5
 Render = Callable[[Path], tuple[Plan, str]]
-
-
-@pytest.fixture(scope="module")
-def s3_store(s3: dict[str, str]) -> Iterator[Store]:
-    """An empty prefix of a real S3 server, the same in every session: its address is part of the golden files."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3.items():
-            patch.setenv(name, value)
-        yield Store(f"s3://{seaweed.BUCKET}/golden")
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +30,6 @@ def rendered(s3_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Rende
         return plan, output.read_text()
 
     return render
-
-
-def plan_of(store: Store, path: Path = TINY, *overrides: str) -> Plan:
-    return make_plan(load_recipe(path, [*IMAGES, *OWN.get(path.stem, []), *overrides]), store)
 
 
 def compiled(plan: Plan, folder: Path) -> tuple[Any, Any]:
@@ -159,6 +139,18 @@ def test_placement_reaches_the_pod(s3_store: Store, tmp_path: Path) -> None:
     assert pod["secretAsEnv"][0]["keyToEnv"] == [{"secretKey": "id", "envVar": "AWS_ACCESS_KEY_ID"}]
     assert pod["configMapAsEnv"][0]["keyToEnv"] == [{"configMapKey": "endpoint", "envVar": "AWS_ENDPOINT_URL_S3"}]
     assert [name for name, one in platform.items() if set(one) != {"podMetadata"}] == ["exec-qad"]
+
+
+def test_as_kubernetes_objects_it_is_the_same_pipeline(rendered: Render, s3_store: Store, tmp_path: Path) -> None:
+    compile_plan(plan_of(s3_store), tmp_path / "objects.yaml", objects=True)
+    pipeline, version = yaml.safe_load_all((tmp_path / "objects.yaml").read_text())
+    assert (pipeline["kind"], version["kind"]) == ("Pipeline", "PipelineVersion")
+    assert {pipeline["apiVersion"], version["apiVersion"]} == {"pipelines.kubeflow.org/v2beta1"}
+    assert version["spec"]["pipelineName"] == pipeline["metadata"]["name"] == "tiny"
+    assert version["spec"]["pipelineSpec"] == spec_of(rendered(TINY)[1])
+    compile_plan(plan_of(s3_store, TINY, "gptq.damping=0.02"), tmp_path / "other.yaml", objects=True)
+    _, other = yaml.safe_load_all((tmp_path / "other.yaml").read_text())
+    assert other["metadata"]["name"] != version["metadata"]["name"]
 
 
 def test_a_folder_is_no_store_for_pods(tmp_path: Path) -> None:

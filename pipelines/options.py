@@ -1,0 +1,53 @@
+"""Arguments and options that several ``qdflash`` commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from components.contract.errors import UserError
+from pipelines.connect import connect
+from pipelines.plan import Plan, Selection, make_plan
+from pipelines.recipe import Recipe, load_recipe
+
+SHIPPED = {path.stem: path for path in sorted(Path(__file__).with_name("recipes").glob("*.yaml"))}
+
+RecipeName = Annotated[
+    str, typer.Argument(help=f"A recipe file, or one that comes with qdflash: {', '.join(SHIPPED)}")
+]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--store", help="s3://bucket/prefix or a folder; else QDFLASH_STORE, else the local server"),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a field; repeatable")
+]
+Only = Annotated[list[str] | None, typer.Option("--only", metavar="STAGE", help="Run just these; repeatable")]
+Start = Annotated[
+    list[str] | None, typer.Option("--from", metavar="STAGE", help="Run these and all below them; repeatable")
+]
+
+
+def recipe_at(text: str, overrides: list[str] | None = None) -> Recipe:
+    """Load a recipe from a path, or by name from those that come with the package."""
+    path = Path(text)
+    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
+        if text not in SHIPPED:
+            raise UserError(
+                f"recipe {text}: no such file, and none of those that come with qdflash ({', '.join(SHIPPED)})"
+            )
+        path = SHIPPED[text]
+    return load_recipe(path, overrides or [])
+
+
+def planned(
+    recipe: str,
+    overrides: list[str] | None,
+    store_url: str | None,
+    only: list[str] | None = None,
+    start: list[str] | None = None,
+) -> Plan:
+    """Return the plan that a command's options ask for."""
+    return make_plan(
+        recipe_at(recipe, overrides), connect(store_url), Selection(tuple(only or ()), tuple(start or ()))
+    )
