@@ -12,6 +12,7 @@ from components.contract.errors import TRANSIENT, USER, StageError, UserError, o
 from components.store import cache
 from pipelines import seaweed
 from pipelines.artifacts_cli import app as artifacts_app
+from pipelines.bench import app as bench_app
 from pipelines.cluster_cli import app as cluster_app
 from pipelines.connect import connect
 from pipelines.display import console
@@ -28,6 +29,7 @@ app = typer.Typer(
 store_app = typer.Typer(no_args_is_help=True, help="The local S3 server (SeaweedFS) on loopback.")
 app.add_typer(store_app, name="store")
 app.add_typer(artifacts_app, name="artifacts")
+app.add_typer(bench_app, name="bench")
 app.add_typer(cluster_app)
 
 
@@ -159,6 +161,26 @@ def serve(
     argv, environment = command(folder, profile, port, draft)
     print(f"starting vLLM on {folder}; http://127.0.0.1:{port}/health answers once it serves", flush=True)
     os.execve(argv[0], argv, environment)
+
+
+@app.command(epilog="Examples:\n\nqdflash compare smol my-smol.yaml\n\nqdflash compare smol report/3fa9 -o page.html")
+def compare(
+    one: Annotated[str, typer.Argument(help="A recipe, or the report of a run (address or digest)")],
+    other: Annotated[str, typer.Argument(help="Another")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the page")] = Path("compare.html"),
+    store_url: StoreUrl = None,
+) -> None:
+    """Write the report page of two runs side by side, with what was asked for differently."""
+    from pipelines.compare import run_of, write
+
+    store, runs = connect(store_url), {}
+    for text in (one, other):
+        is_recipe = Path(text).suffix in (".yaml", ".yml") or text in SHIPPED
+        runs[text] = run_of(store, text, recipe_at(text) if is_recipe else None)
+    if len(runs) < 2:
+        raise UserError(f"compare: {one} twice; name two runs (qdflash artifacts list report)")
+    write(runs, output)
+    print(output)
 
 
 @app.command(epilog="Example: qdflash doctor")
