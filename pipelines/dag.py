@@ -90,13 +90,19 @@ def build(recipe: Recipe) -> list[Task]:
     regen_b = add("regen_b", prompts=prompts_b, model=pack)
     drafter_2 = add("drafter_2", target=pack, chats=regen_b, init=drafter_1)
     gptq = add("gptq", drafter=drafter_2, target=pack, chats=regen_b)
-    bundle = add("bundle", target=pack, drafter=gptq)
+
+    # Windows are compared before the pair is put together, which may go by the result.
+    if "measure_window" in recipe.configs:
+        add("measure_window", model=pack, drafter=gptq, prompts=prompts_eval)
+    window: Any = recipe.configs["bundle"]
+    bundle = add("bundle", target=pack, drafter=gptq, windows="measure_window" if window.window == "auto" else ())
 
     # Three measurements on held-out prompts, each against the one before it.
     baseline = add("measure_baseline", model=teacher, prompts=prompts_eval, tasks=tasks_files)
     target = add("measure_target", model=pack, prompts=prompts_eval, tasks=tasks_files, baseline=baseline)
     add("measure_pair", model=bundle, prompts=prompts_eval, tasks=tasks_files, baseline=target, chats=regen_b)
-    gate = add("gate", measurements=MEASUREMENTS, stages=EVIDENCE)
+    measured = [name for name in MEASUREMENTS if name in recipe.configs]
+    gate = add("gate", measurements=measured, stages=EVIDENCE)
 
     # The report is written whether or not the gate is met; a deployment needs a met gate.
     reported = [name for name in recipe.configs if name not in ("report", "deploy")]

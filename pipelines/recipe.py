@@ -38,6 +38,7 @@ TASKS: dict[str, str] = {
     "drafter_1": "drafter",
     "drafter_2": "drafter",
     "gptq": "gptq",
+    "measure_window": "measure",
     "bundle": "bundle",
     "measure_baseline": "measure",
     "measure_target": "measure",
@@ -46,13 +47,16 @@ TASKS: dict[str, str] = {
     "deploy": "deploy",
     "report": "report",
 }
-"""Task to stage: the sections a recipe may have. ``int4`` takes the place of ``ptq`` when a recipe names one."""
+"""Task to stage: the sections a recipe may have.
+
+``int4`` takes the place of ``ptq``, and ``measure_window`` comes in, when a recipe has a section of that name.
+"""
 
 SHARED: dict[str, tuple[str, ...]] = {
     "prompts": ("prompts_a", "prompts_b", "prompts_eval"),
     "regen": ("regen_a", "regen_b"),
     "drafter": ("drafter_1", "drafter_2"),
-    "measure": ("measure_baseline", "measure_target", "measure_pair"),
+    "measure": ("measure_baseline", "measure_target", "measure_pair", "measure_window"),
 }
 """Stage to the tasks that inherit from its shared section."""
 
@@ -184,7 +188,8 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
     template = section(Template, "template", data.get("template"))
     files = section(Files, "files", data.get("files"))
     cluster = section(Cluster, "cluster", merge({"images": locked_images()}, data.get("cluster") or {}))
-    tasks = [task for task in TASKS if task != ("ptq" if "int4" in data else "int4")]
+    absent = {"ptq" if "int4" in data else "int4"} | {"measure_window"} - set(data)
+    tasks = [task for task in TASKS if task not in absent]
     configs = {}
     for task in tasks:
         stage = TASKS[task]
@@ -200,6 +205,7 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
     if files:
         faults.extend(_prompt_sources(configs, files))
     faults.extend(_profile(configs))
+    faults.extend(_window(configs))
     resources = _resources(data.get("resources") or {}, tasks, section, faults)
     placed = cluster.tasks if cluster else {}
     faults.extend(unknown(f"cluster.tasks.{name}", name, tasks) for name in placed if name not in tasks)
@@ -229,6 +235,16 @@ def _profile(configs: dict[str, Any]) -> list[str]:
     return [f"deploy.profile: {deploy.profile} is no profile of bundle.serving ({', '.join(bundle.serving.profiles)})"]
 
 
+def _window(configs: dict[str, Any]) -> list[str]:
+    """Demand that windows are measured where the bundle goes by them, and that the task for it has some."""
+    bundle, measured = configs["bundle"], configs.get("measure_window")
+    if "measure_window" not in configs and bundle and bundle.window == "auto":
+        return ["bundle.window: auto goes by what measure_window finds; give measure_window.windows"]
+    if measured and not measured.windows:
+        return ["measure_window.windows: give the windows to compare with full attention, in tokens"]
+    return []
+
+
 def filled(task: str, tasks: Iterable[str], template: Template, cluster: Cluster) -> dict[str, Any]:
     """Return the config fields that the pipeline gives to a task; its own section may not."""
     config = load(TASKS[task]).Config
@@ -236,7 +252,7 @@ def filled(task: str, tasks: Iterable[str], template: Template, cluster: Cluster
     if task == "deploy" and cluster.images.vllm:
         fields["image"] = cluster.images.vllm
     if task == "gate":
-        fields["names"] = [*MEASUREMENTS, *EVIDENCE]
+        fields["names"] = [*(name for name in MEASUREMENTS if name in tasks), *EVIDENCE]
     if task == "report":
         fields["names"] = [name for name in tasks if name not in _LATER]
     if task in MEASUREMENTS:

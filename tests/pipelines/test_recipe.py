@@ -51,7 +51,7 @@ def test_the_template_reaches_every_stage_that_has_one() -> None:
         ("cluster.tasks.qda.gpus=1", "cluster.tasks.qda: unknown field, did you mean qad?"),
         ("prompts=7", "prompts: expected a mapping of fields"),
         ("measure=[1, 2]", "measure: expected a mapping of fields"),
-        ("deploy.profile=a100", "deploy.profile: a100 is no profile of bundle.serving (cpu, a10g, h200)"),
+        ("deploy.profile=a100", "deploy.profile: a100 is no profile of bundle.serving (cpu, a10g, a10g-"),
         ("name=No Spaces", "name: must match"),
         ("name=" + "a" * 300, "name: must match"),
         ("resources={1: 2}", "resources.1: unknown field"),
