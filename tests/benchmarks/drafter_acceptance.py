@@ -17,31 +17,20 @@ prompts, in pairs where two drafters are compared.
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
-import time
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import drafter_prompts
 import study
+from steps import Step, Steps, run
 
-from components.chats.rows import Row, is_held_out, write_rows
+from components.chats.rows import Row, is_held_out
 from components.contract.context import Input
-from components.contract.invocation import invocation
 from components.contract.stage import load
 from components.measure import acceptance
 from components.model.sources import folder_sha256
-from components.store.artifact import Artifact, commit, read_manifest, split_uri
-from components.store.backend import Store
-
-TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -143,43 +132,13 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class Step:
-    """One stage of the study: how to run it, what it reads, and where it commits."""
-
-    argv: tuple[str, ...]
-    uri: str
-    needs: tuple["Step", ...]
-
-    @property
-    def artifact(self) -> Artifact | None:
-        """What it committed."""
-        store, stage, digest = split_uri(self.uri)
-        return read_manifest(Store(store), stage, digest)
-
-    @property
-    def done(self) -> bool:
-        """Whether its artifact is committed."""
-        return self.artifact is not None
-
-
 def plan(size: Size, model: Path, store: str) -> dict[str, Step]:
     """Return every step of the study by name."""
-    steps: dict[str, Step] = {}
-
-    def add(name: str, stage: str, config: dict[str, Any], **inputs: Step | None) -> Step:
-        bound = {port: step for port, step in inputs.items() if step}
-        parsed = load(stage).Config(**config)
-        call = invocation(stage, store, parsed, {port: [step.uri] for port, step in bound.items()})
-        argv = call.argv
-        if stage == "drafter":
-            argv = (str(Path(__file__).with_name("drafter_arms.py")), *argv[2:])
-        steps[name] = Step(argv, call.uri, tuple(bound.values()))
-        return steps[name]
-
+    steps = Steps(store)
+    add = steps.add
     rows = drafter_prompts.prompts(size.answers)[:: size.every]
     held_out = [row for row in rows if is_held_out(row["id"], drafter_prompts.HELD_OUT)]
-    asked, measured = (Step((), _committed(store, many), ()) for many in (rows, held_out))
+    asked, measured = (steps.given("prompts", many) for many in (rows, held_out))
     source = {"kind": "folder", "uri": str(model), "sha256": folder_sha256(model)}
     teacher = add("model", "model", {"source": source})
     chats = {"a": add("chats-a", "regen", size.regen, prompts=asked, model=teacher)}
@@ -216,52 +175,6 @@ def drafter_config(size: Size, arm: Arm) -> dict[str, Any]:
         "epochs": arm.stages * size.epochs,
         **dict([arm.change] if arm.change else []),
     }
-
-
-def _committed(store: str, rows: list[Row]) -> str:
-    """Commit prompts, unless they are there."""
-    digest = sha256(json.dumps(rows).encode()).hexdigest()
-    if read_manifest(Store(store), "prompts", digest) is None:
-        with tempfile.TemporaryDirectory() as folder:
-            write_rows(Path(folder, "part-00000.jsonl"), rows)
-            manifest = {"version": 1, "config": {}, "inputs": {}, "salt": None, "metrics": {}, "versions": {}}
-            commit(Store(store), "prompts", digest, Path(folder), manifest)
-    return Store(store).uri(f"prompts/{digest}")
-
-
-def run(steps: dict[str, Step], names: Iterable[str], jobs: int, logs: Path) -> int:
-    """Run the named steps, the first that can be first, ``jobs`` at once; return how many never came about.
-
-    A step that failed three times is given up, with those that read what it would have written.
-    """
-    waiting, tries, failed = list(names), Counter[str](), set[str]()
-    running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
-    logs.mkdir(parents=True, exist_ok=True)
-    while waiting or running:
-        for name, (process, began) in list(running.items()):
-            if process.poll() is None:
-                continue
-            del running[name]
-            print(f"{name}: exit {process.returncode} after {time.monotonic() - began:.0f} s", flush=True)
-            if process.returncode and tries[name] < TRIES:
-                waiting.insert(0, name)
-            elif process.returncode:
-                failed.add(steps[name].uri)
-        for name in list(waiting):
-            step = steps[name]
-            if step.done:
-                waiting.remove(name)
-            elif any(need.uri in failed for need in step.needs):
-                waiting.remove(name)
-                failed.add(step.uri)
-            elif len(running) < jobs and all(need.done for need in step.needs):
-                waiting.remove(name)
-                tries[name] += 1
-                with (logs / f"{name.replace(' ', '-')}.log").open("ab") as log:
-                    process = subprocess.Popen([sys.executable, *step.argv], stdout=log, stderr=log, cwd=study.ROOT)
-                running[name] = process, time.monotonic()
-        time.sleep(0.5)
-    return len(failed)
 
 
 def score(steps: dict[str, Step], size: Size, work: Path) -> None:

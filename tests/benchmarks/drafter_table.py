@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import study
-from drafter_acceptance import ARMS, PAPER, SERVED, Arm, Size, Step
+from drafter_acceptance import ARMS, PAPER, SERVED, Arm, Size
+from steps import Step
 
 from components.chats.rows import Row
 from components.contract.context import Input
