@@ -164,7 +164,10 @@ def stage_pid(home: Path, task: str) -> int:
     return int(log.read_text().rsplit("pid=", 1)[1].split()[0])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+SLOW_ENDS = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGKILL, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *SLOW_ENDS])
 def test_ending_the_engine_ends_everything_and_the_next_run_continues(
     number: signal.Signals, builder: Builder, home: Path, tmp_path: Path
 ):
@@ -186,6 +189,7 @@ def test_ending_the_engine_ends_everything_and_the_next_run_continues(
     assert len(steps) <= 6
 
 
+@pytest.mark.slow
 def test_killing_the_task_or_its_guard_fails_the_run_and_the_next_one_continues(
     builder: Builder, home: Path, tmp_path: Path
 ):

@@ -326,15 +326,15 @@ def test_json_and_table_show_every_task(folder: Store) -> None:
     assert all(task.name in text and task.digest[:12] in text for task in plan.tasks)
 
 
-def test_the_planned_argv_runs_and_is_found_again(store: Store, home: Path, tmp_path: Path) -> None:
+def test_the_planned_argv_runs_and_is_found_again(folder: Store, home: Path, tmp_path: Path) -> None:
     """The real prompts stage accepts the plan's argv and commits under the digest that the plan foretold."""
-    plan = plan_of(store)
-    commit_all(plan, store, byte_tokenizer(tmp_path / "model"), {"teacher"})
+    plan = plan_of(folder)
+    commit_all(plan, folder, byte_tokenizer(tmp_path / "model"), {"teacher"})
     task = next(task for task in plan.tasks if task.name == "prompts_eval")
     for path, key in task.files_to_upload:
-        store.upload(path, key)
+        folder.upload(path, key)
     subprocess.run([sys.executable, *task.argv], check=True, timeout=60)
-    after = plan_of(store)
+    after = plan_of(folder)
     assert named(after, "cached") == {"teacher", "prompts_eval"}
 
 

@@ -65,6 +65,7 @@ def test_commit_then_memoise(store: Store, probe: Probe):
     assert probe.trace() == ["hello 0", "hello 1"]
 
 
+@pytest.mark.slow
 def test_a_memoised_stage_is_quick_and_imports_nothing_heavy(store: Store, probe: Probe):
     call = probe.invocation(store)
     assert probe.run(call.argv).returncode == 0
@@ -271,6 +272,7 @@ def test_kill_9_in_the_middle_of_an_upload_leaves_nothing_visible(store: Store, 
     assert verify(committed(store, call.digest), tmp) == []
 
 
+@pytest.mark.slow
 def test_wrong_credentials_and_a_dead_store(s3: dict[str, str], probe: Probe, monkeypatch: pytest.MonkeyPatch):
     for name, value in s3.items():
         monkeypatch.setenv(name, value)

@@ -212,6 +212,7 @@ def test_a_folder_right_below_the_root_is_read() -> None:
         sources.from_folder("/etc", None, Path("/nowhere"))
 
 
+@pytest.mark.slow
 def test_the_fewest_steps_have_a_schedule(tmp_path: Path) -> None:
     least = next(one.ge for one in stage.Testbed.model_fields["steps"].metadata if hasattr(one, "ge"))
     source = stage.Testbed(steps=least, batch=1, vocab_size=400)

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 
 from components.qad.stage import Config
@@ -38,6 +39,7 @@ def steps_of(folders, scratch, ranks):
     return found
 
 
+@pytest.mark.slow
 def test_two_processes_take_the_steps_of_deepspeed(tiny_model, tiny_student, tiny_sequences, tmp_path):
     """The noise is that of the order of fp32 sums, which Adam passes on where a gradient is nearly zero.
 

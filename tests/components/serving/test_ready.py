@@ -43,6 +43,7 @@ def stuck() -> Iterator[int]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_real_server_is_ready_once_it_generates(server) -> None:
     port = int(server.url.rpartition(":")[2])
     before = ready.generated(port)
