@@ -63,11 +63,12 @@ def build(recipe: Recipe) -> list[Task]:
             held_out=held_out,
         )
 
-    # What is measured on is set aside first; what is trained on overlaps with none of it.
+    # What is measured on or chosen by is set aside first; what is trained on overlaps with none of it.
     teacher = add("teacher")
     tasks_files = files(recipe.files.tasks)
     prompts_eval = prompts("prompts_eval", [], [])
-    measured_on: list[Source] = [prompts_eval, *tasks_files]
+    choice = files(recipe.files.selection)
+    measured_on: list[Source] = [prompts_eval, *tasks_files, *choice]
 
     # The teacher answers prompts a.
     prompts_a = prompts("prompts_a", [prompts_eval], measured_on)
@@ -80,7 +81,6 @@ def build(recipe: Recipe) -> list[Task]:
         int4 = add("ptq", model=teacher, chats=regen_a if _calibrates(recipe.configs["ptq"]) else ())
     sequences = add("sequences", chats=regen_a, model=teacher)
     qad = add("qad", teacher=teacher, student=int4, sequences=sequences)
-    choice = files(recipe.files.selection)
     select = add("select", qad=qad, student=int4, teacher=teacher, sequences=sequences, tasks=choice)
     pack = add("pack", qad=qad, selected=select, student=int4, model=teacher)
 

@@ -93,7 +93,9 @@ class Files(Strict):
         description="Quality task files of every measurement; prompts that are trained on do not overlap with them",
     )
     selection: list[str] = Field(
-        [], description="sciq.jsonl, boolq.jsonl, piqa.jsonl, hellaswag.jsonl: select goes by the accuracy on them"
+        [],
+        description="sciq.jsonl, boolq.jsonl, piqa.jsonl, hellaswag.jsonl: select goes by the accuracy on them; "
+        "prompts that are trained on do not overlap with them either",
     )
 
     def of_prompts(self, task: str) -> list[str]:

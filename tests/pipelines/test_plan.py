@@ -291,6 +291,11 @@ def test_what_is_measured_on_is_kept_out_of_what_is_trained_on(tmp_path: Path) -
     for name in ("prompts_a", "prompts_b"):
         held_out = smol[name].inputs["held_out"]
         assert held_out == ("prompts_eval", *smol["measure_pair"].inputs["tasks"])
+    whole = {task.name: task for task in build(load_recipe(TINY.with_name("qwen3.5-4b-a10g.yaml")))}
+    for name in ("prompts_a", "prompts_b"):
+        chosen_by = whole["select"].inputs["tasks"]
+        assert len(chosen_by) == 4
+        assert whole[name].inputs["held_out"] == ("prompts_eval", *whole["measure_pair"].inputs["tasks"], *chosen_by)
 
 
 def test_prompts_of_other_files_need_no_exclusion_and_a_manifest_is_bound(with_files: Path) -> None:
