@@ -18,6 +18,8 @@ from components.contract.digest import file_sha256
 from components.contract.errors import UserError
 from components.contract.invocation import Invocation, invocation
 from components.contract.stage import load
+from components.select.rows import task_rows
+from components.select.stage import Config as SelectConfig
 from components.store.artifact import read_manifest
 from components.store.backend import Store
 from pipelines.cluster import Cluster
@@ -216,6 +218,12 @@ def _obstacle(task: Task, files: list[Path], sources: list[PlannedTask]) -> str 
         rows, count = sum(map(_rows, drawn_from)), getattr(task.config, "count", 0)
         if rows < count:
             return f"count {count}: its files hold {rows} prompts"
+    if isinstance(task.config, SelectConfig):  # days of training come before it
+        try:
+            for path in files:
+                task_rows(path.name, path, task.config.items)
+        except UserError as error:
+            return str(error)
     for source in sources:
         if source.state == "blocked":
             return f"below {source.name}, which is blocked"

@@ -7,17 +7,10 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from components.chats.rows import read_lines
-from components.contract.errors import UserError
+from components.select.rows import task_rows
 
 SPLITS = {"sciq": "test", "boolq": "validation", "piqa": "validation", "hellaswag": "validation"}
 _FOLDERS = {"boolq": "super_glue/boolq"}
-_FIELDS = {
-    "sciq": ("support", "question", "distractor1", "distractor2", "distractor3", "correct_answer"),
-    "boolq": ("passage", "question", "label"),
-    "piqa": ("goal", "sol1", "sol2", "label"),
-    "hellaswag": ("activity_label", "ctx_a", "ctx_b", "endings", "label"),
-}
 
 
 class Quality:
@@ -37,7 +30,7 @@ class Quality:
         self._tasks: dict[str, Any] = {}
         for file, path in sorted(files.items()):
             name = file.removesuffix(".jsonl")
-            rows = _rows(name, file, path)[:items]
+            rows = task_rows(file, path, items)
             cut = scratch / f"tasks-{name}.jsonl"
             cut.write_text("".join(json.dumps(row) + "\n" for row in rows))
             manager = tasks.TaskManager(
@@ -60,18 +53,3 @@ class Quality:
         served = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=8)
         found = evaluate(lm=served, task_dict=self._tasks, bootstrap_iters=0, log_samples=False)
         return {name: float(found["results"][name]["acc,none"]) for name in self._tasks}
-
-
-def _rows(name: str, file: str, path: Path) -> list[dict[str, Any]]:
-    if name not in SPLITS:
-        raise UserError(f"select.tasks: {file} is none of {', '.join(f'{task}.jsonl' for task in SPLITS)}")
-    try:
-        rows = [json.loads(line) for line in read_lines(path) if line.strip()]
-    except ValueError as error:
-        raise UserError(f"select.tasks: {file}: not JSON lines ({error})") from error
-    for number, row in enumerate(rows, 1):
-        if missing := [one for one in _FIELDS[name] if one not in row]:
-            raise UserError(f"select.tasks: {file} line {number}: no {missing[0]}; rows as the data set has them")
-    if not rows:
-        raise UserError(f"select.tasks: {file} is empty")
-    return rows

@@ -298,6 +298,28 @@ def test_what_is_measured_on_is_kept_out_of_what_is_trained_on(tmp_path: Path) -
         assert whole[name].inputs["held_out"] == ("prompts_eval", *whole["measure_pair"].inputs["tasks"], *chosen_by)
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "says"),
+    [
+        ("piqa.jsonl", {"goal": "x", "sol1": "y", "sol2": "z"}, "piqa.jsonl line 1: no label"),
+        ("arc.jsonl", {"goal": "x"}, "arc.jsonl is none of sciq.jsonl, boolq.jsonl, piqa.jsonl, hellaswag.jsonl"),
+        ("piqa.jsonl", None, "piqa.jsonl is empty"),
+        ("boolq.jsonl", {"passage": "p", "question": "q", "label": 1}, None),
+    ],
+)
+def test_rows_that_choose_checkpoints_are_looked_at_before_training(
+    folder: Store, tmp_path: Path, name: str, row: dict | None, says: str | None
+) -> None:
+    path = tmp_path / name
+    path.write_text(json.dumps(row) + "\n" if row else "")
+    plan = plan_of(folder, f"files.selection={json.dumps([str(path)])}")
+    if says is None:
+        assert named(plan, "blocked") == set()
+    else:
+        assert "select" in named(plan, "blocked")
+        assert says in why(plan, "select")
+
+
 def test_prompts_of_other_files_need_no_exclusion_and_a_manifest_is_bound(with_files: Path) -> None:
     data = yaml.safe_load(with_files.read_text())
     data["files"]["manifests"] = {"prompts_b": "ids.txt"}

@@ -1,0 +1,39 @@
+"""Rows of SciQ, BoolQ, PIQA and HellaSwag, as the data sets have them. Read without torch, so that a plan can too."""
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from components.chats.rows import read_lines
+from components.contract.errors import UserError
+
+_FIELDS = {
+    "sciq": ("support", "question", "distractor1", "distractor2", "distractor3", "correct_answer"),
+    "boolq": ("passage", "question", "label"),
+    "piqa": ("goal", "sol1", "sol2", "label"),
+    "hellaswag": ("activity_label", "ctx_a", "ctx_b", "endings", "label"),
+}
+
+
+def task_rows(file: str, path: Path, items: int) -> list[dict[str, Any]]:
+    """Return the first ``items`` rows of ``<task>.jsonl``, which lies at ``path``.
+
+    Raises:
+        UserError: it is no task's, is empty, or a row lacks a field.
+    """
+    name = file.removesuffix(".jsonl")
+    if name not in _FIELDS:
+        raise UserError(f"select.tasks: {file} is none of {', '.join(f'{task}.jsonl' for task in _FIELDS)}")
+    try:
+        rows = [json.loads(line) for line in islice(filter(str.strip, read_lines(path)), items)]
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"select.tasks: {file}: not JSON lines ({error})") from error
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UserError(f"select.tasks: {file} line {number}: not a JSON object; rows as the data set has them")
+        if missing := [one for one in _FIELDS[name] if one not in row]:
+            raise UserError(f"select.tasks: {file} line {number}: no {missing[0]}; rows as the data set has them")
+    if not rows:
+        raise UserError(f"select.tasks: {file} is empty")
+    return rows
