@@ -55,7 +55,9 @@ class Config(StageConfig):
         0, "Processes that share each step's batch, one per GPU; 0: as many as GPUs, or one", ge=0
     )
     cache_teacher: bool = runtime(
-        False, "Keep the teacher's hidden states on local disk: each sequence passes it once"
+        False,
+        "Keep the teacher's hidden states on local disk (for a token as many numbers as its hidden size): each "
+        "sequence passes it once",
     )
     seed: int = Field(42, description="Seed of the order of sequences")
 

@@ -32,7 +32,11 @@ class Config(StageConfig):
         "bfloat16", description="Type of both models' computation; that of the checkpoints"
     )
     items: int = Field(500, description="First so many rows of each task are asked", ge=1)
-    cache_teacher: bool = runtime(True, "Keep the teacher's hidden states on local disk: each sequence passes it once")
+    cache_teacher: bool = runtime(
+        True,
+        "Keep the teacher's hidden states on local disk (for a token as many numbers as its hidden size): each "
+        "sequence passes it once",
+    )
 
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
