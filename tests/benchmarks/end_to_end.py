@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from study import row, write
+from study import SMOLLM2, row, write
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / ".qdflash" / "end-to-end"
@@ -39,7 +39,7 @@ def main() -> int:
             manifests[task["name"]] = manifest
             versions |= {f"{task['role']}/{name}": found for name, found in manifest["versions"].items()}
     rows += _rows({name: manifest["metrics"] for name, manifest in manifests.items()})
-    write("end-to-end", ".venv/core/bin/python tests/benchmarks/end_to_end.py", versions, rows)
+    write("end-to-end", ".venv/core/bin/python tests/benchmarks/end_to_end.py", versions, rows, about=SMOLLM2)
     subprocess.run([QDFLASH, "store", "down"], env=environment, check=True)
     return codes[0]
 

