@@ -12,7 +12,7 @@ import typer
 
 from components.chats.template import Template
 from components.contract.errors import GateError, UserError
-from components.measure.job import RESULT, Job, Sampled
+from components.measure.job import RESULT, Job, Kind, Sampled
 from components.measure.quality import SUITES
 from components.measure.stage import REGIMES, Answers, Config, Quality, Regime
 from components.serving.profiles import Profile
@@ -62,20 +62,8 @@ def parity(
         profile=Profile(dtype="float32" if exact else "auto"),
     )
     sampled = Sampled(draws=draws) if draws else Sampled(prompts=0)
-    result = _measure(
-        Job(
-            kind="parity",
-            urls=_pair(urls),
-            config=config,
-            model=model,
-            tokenizer=tokenizer,
-            prompts=prompts.absolute(),
-            long_tokens=long,
-            sampled=sampled,
-        ),
-        output,
-        as_json,
-    )
+    more = {"prompts": prompts.absolute(), "long_tokens": long, "sampled": sampled}
+    result = _measure("parity", config, (urls, model, tokenizer), more, output, as_json)
     if faults := bench_tables.faults(result):
         raise GateError(f"parity does not hold: {'; '.join(faults)}")
 
@@ -97,15 +85,7 @@ def acceptance(
         answers=Answers(prompts=count, max_tokens=max_tokens, concurrent_prompts=0),
         template=Template(thinking=thinking),
     )
-    job = Job(
-        kind="acceptance",
-        urls=_pair(urls),
-        config=config,
-        model=model,
-        tokenizer=tokenizer,
-        prompts=prompts.absolute(),
-    )
-    _measure(job, output, as_json)
+    _measure("acceptance", config, (urls, model, tokenizer), {"prompts": prompts.absolute()}, output, as_json)
 
 
 @app.command(epilog="Example:\n\nqdflash bench latency http://127.0.0.1:8000 http://127.0.0.1:8001 --samples 20")
@@ -131,15 +111,7 @@ def latency(
 ) -> None:
     """How long does a request take? With two servers, in turn, also how many times faster the first one is."""
     config = Config(latency=_regimes(regimes or [], concurrency or [1], warmups, samples, natural))
-    job = Job(
-        kind="latency",
-        urls=_pair(urls),
-        config=config,
-        model=model,
-        tokenizer=tokenizer,
-        invocations=invocations,
-    )
-    _measure(job, output, as_json)
+    _measure("latency", config, (urls, model, tokenizer), {"invocations": invocations}, output, as_json)
 
 
 @app.command(epilog="Example:\n\nqdflash bench quality http://127.0.0.1:8000 --suite ifeval --limit 50")
@@ -163,15 +135,8 @@ def quality(
         quality={suite: Quality(limit=limit, shots=shots, max_tokens=max_tokens) for suite in wanted},
         quality_concurrency=concurrency,
     )
-    job = Job(
-        kind="quality",
-        urls=_pair(urls),
-        config=config,
-        model=model,
-        tokenizer=tokenizer,
-        tasks=tuple(path.absolute() for path in prefetch.files(folder, wanted)),
-    )
-    _measure(job, output, as_json)
+    tasks = tuple(path.absolute() for path in prefetch.files(folder, wanted))
+    _measure("quality", config, (urls, model, tokenizer), {"tasks": tasks}, output, as_json)
 
 
 @app.command(name="prefetch", epilog="Example:\n\nqdflash bench prefetch --suite ifeval")
@@ -185,8 +150,22 @@ def prefetch_(suites: SuiteNames = None, data: Data = None) -> None:
         print(f"{path}: {rows} items", flush=True)
 
 
-def _measure(job: Job, output: Path | None, as_json_: bool) -> dict[str, Any]:
-    """Run a job with the role that has lm-eval and tokenizers; print its result, as tables or as JSON."""
+def _measure(
+    kind: Kind,
+    config: Config,
+    served: tuple[list[str], str | None, Path | None],
+    more: dict[str, Any],
+    output: Path | None,
+    as_json_: bool,
+) -> dict[str, Any]:
+    """Run a job with the role that has lm-eval; print its result, as tables or as JSON.
+
+    ``served`` holds URLs, model and tokenizer, ``more`` the job's fields that this kind alone has.
+    """
+    urls, model, tokenizer = served
+    if len(urls) > 2:
+        raise UserError(f"{len(urls)} URLs; one server is measured, or compared with one other")
+    job = Job(kind=kind, urls=tuple(urls), config=config, model=model, tokenizer=tokenizer, **more)
     with tempfile.TemporaryDirectory(prefix="qdflash-bench-") as temporary:
         folder = output or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -204,12 +183,6 @@ def _measure(job: Job, output: Path | None, as_json_: bool) -> dict[str, Any]:
         if output:
             print(output / RESULT)
     return result
-
-
-def _pair(urls: list[str]) -> tuple[str, ...]:
-    if len(urls) > 2:
-        raise UserError(f"{len(urls)} URLs; one server is measured, or compared with one other")
-    return tuple(urls)
 
 
 def _regimes(

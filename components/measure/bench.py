@@ -35,9 +35,9 @@ REPEATED = 4
 def run(job: Job, folder: Path, scratch: Path) -> Row:
     """Measure; write raw samples below ``folder``, one folder a server, and ``result.json``; return the result.
 
-    Keys: ``kind``, ``servers`` [{url, model, root, max_model_len}], ``machine`` (the one that asks, its load before),
-    ``config``, ``figures`` (those of the stage's metrics, one a server) and ``comparison`` of the first server with
-    the second, where there are two.
+    Keys: ``kind``, ``servers`` [{url, model, root, max_model_len}], ``machine`` (the one that asks, its load before
+    and after), ``config``, ``figures`` (those of the stage's metrics, one a server) and ``comparison`` of the first
+    server with the second, where there are two.
     """
     endpoints = [connect(url, job.model, job.tokenizer, job.invocations) for url in job.urls]
     config = _fitted(job, endpoints)
@@ -55,7 +55,7 @@ def run(job: Job, folder: Path, scratch: Path) -> Row:
     result = {
         "kind": job.kind,
         "servers": serves,
-        "machine": before,
+        "machine": {**before, "load_after": machine.describe()["load"]},
         "config": job.model_dump(mode="json", exclude={"config"}) | {"config": config.model_dump(mode="json")},
         "figures": figures,
         "comparison": comparison,
@@ -72,12 +72,17 @@ def _latency(job: Job, benches: list[Bench]) -> tuple[list[Row], Row | None]:
     figures = suites.measure_latency(benches)
     if len(benches) == 1:
         return figures, None
-    alone = {name for name, regime in config.latency.items() if regime.concurrency == 1}
-    fast, slow = (json.loads((bench.output.path / "latency.json").read_text()) for bench in benches)
-    sides = [{name: side[name]["samples"] for name in side} for side in (slow, fast)]
-    published = latency.speedup(*({name: side[name] for name in side if name in alone} for side in sides), config.seed)
-    every = latency.speedup(*sides, config.seed)
+    fast, slow = (_timed(bench) for bench in benches)
+    alone = [name for name, regime in config.latency.items() if regime.concurrency == 1]
+    every = latency.speedup(slow, fast, config.seed)
+    published = latency.speedup({name: slow[name] for name in alone}, fast, config.seed)
     return figures, {"speedup": {"regimes": every["regimes"], "mean": published["mean"]}}
+
+
+def _timed(bench: Bench) -> dict[str, list[Row]]:
+    """Return the timed samples by regime, as ``measure_latency`` has written them."""
+    written = json.loads((bench.output.path / "latency.json").read_text(encoding="utf-8"))
+    return {name: found["samples"] for name, found in written.items()}
 
 
 def _acceptance(job: Job, benches: list[Bench]) -> tuple[list[Row], Row | None]:
@@ -91,7 +96,9 @@ def _acceptance(job: Job, benches: list[Bench]) -> tuple[list[Row], Row | None]:
             raise UserError(f"{bench.client.url}: drafted nothing for {len(prompts)} prompts; it serves no drafter")
         figures.append(found)
         serial.append(samples)
-    return figures, {"gain": acceptance.gain(*serial, config.seed)} if len(benches) == 2 else None
+    if len(benches) == 1:
+        return figures, None
+    return figures, {"gain": acceptance.gain(serial[0], serial[1], config.seed)}
 
 
 def _parity(job: Job, benches: list[Bench]) -> tuple[list[Row], Row | None]:
@@ -112,7 +119,7 @@ def _parity(job: Job, benches: list[Bench]) -> tuple[list[Row], Row | None]:
     if len(benches) == 1:
         return figures, None
     exact, decode = config.profile.dtype == "float32", benches[0].tokenizer.decode
-    comparison: Row = {"greedy": parity.compare(*sides, exact, decode)}
+    comparison: Row = {"greedy": parity.compare(sides[0], sides[1], exact, decode)}
     if continued:
         comparison["sampled"] = {
             name: sampling.compare(drawn[0][name], drawn[1][name], config.seed) for name in sampling.SETTINGS

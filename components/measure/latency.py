@@ -62,9 +62,8 @@ def summarise(samples: list[dict[str, Any]], seed: int, concurrency: int = 1) ->
     timed = _timed(samples)
     counts = {"n": len(timed), "failed": len(samples) - len(timed)}
     if not timed:
-        names = ("median_ms", "low", "high", "p95_ms", "ttft_ms", "ttft_p95_ms", "per_token_ms")
-        names += ("tokens", "tokens_per_second")
-        return {**dict.fromkeys(names), **counts}
+        names = "median_ms low high p95_ms ttft_ms ttft_p95_ms per_token_ms tokens tokens_per_second"
+        return {**dict.fromkeys(names.split()), **counts}
     total = 1000 * np.array([sample["seconds"] for sample in timed])
     first = 1000 * np.array([sample["first"] for sample in timed])
     tokens = np.array([sample["tokens"] for sample in timed])
@@ -90,7 +89,8 @@ def speedup(slow: dict[str, list[dict[str, Any]]], fast: dict[str, list[dict[str
     {value, low, high}: the mean of these ratios, which is the published statistic (11.13, 6.96 and 2.84 make 6.98). A
     regime that either side never answered is left out.
     """
-    values, drawn = {}, {}
+    values: dict[str, float] = {}
+    drawn: dict[str, np.ndarray] = {}
     for name in slow:
         sides = [np.array([sample["seconds"] for sample in _timed(many)]) for many in (slow[name], fast[name])]
         if not all(len(side) for side in sides):

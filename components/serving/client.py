@@ -204,8 +204,13 @@ class Client:
         """Scrape ``/metrics``. Speculation counters are 0 (and positions empty) without a drafter."""
         try:
             return read_metrics(self._get("/metrics").text)
-        except (KeyError, ValueError) as error:
-            raise UserError(f"{self.url}/metrics: not vLLM's; acceptance and parity need its counters") from error
+        except TransientError:
+            raise
+        except (StageError, KeyError, ValueError) as error:
+            said = one_line(error, 120)
+            raise UserError(
+                f"{self.url}/metrics: not vLLM's; acceptance and parity need its counters ({said})"
+            ) from error
 
     def is_idle(self) -> bool:
         """Say whether the server works on no request."""

@@ -66,26 +66,28 @@ def repositories(tmp_path: Path) -> dict[str, Path]:
     return folders
 
 
-def prefetch(suite: str, data: Path, url: str, token: str | None) -> subprocess.CompletedProcess[str]:
+def prefetch(data: Path, url: str, token: str | None, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
     environment |= {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(data.parent / "hf")}
     environment |= {"HF_TOKEN": token} if token else {}
-    argv = [sys.executable, "-m", "pipelines.cli", "bench", "prefetch", "--suite", suite, "--data", str(data)]
+    argv = [sys.executable, "-m", "pipelines.cli", "bench", "prefetch", "--data", str(data), *words]
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.slow
 def test_items_are_stored_once_in_the_form_that_the_suites_read(repositories: dict[str, Path], tmp_path: Path):
     data = tmp_path / "data"
-    for suite, source in SOURCES.items():
-        with hub.serve(source.id, source.revision, repositories[suite]) as (url, asked):
-            done = prefetch(suite, data, url, hub.TOKEN)
-            assert done.returncode == 0, done.stderr
-            assert asked
+    served = [(source.id, source.revision, repositories[suite]) for suite, source in SOURCES.items()]
+    with hub.serve(*served) as (url, _):
+        done = prefetch(data, url, hub.TOKEN)
+        refused = prefetch(tmp_path / "other", url, None, "--suite", "gpqa")
+    assert done.returncode == 0, done.stderr
     files = {path.name: path for path in data.glob("*.jsonl")}
     for suite, count in (("mmlu_pro", 3), ("ifeval", 2), ("gpqa", 2)):
         rows = select_rows(suite, files, None, SUITES[suite].shots)
         assert len(rows[SUITES[suite].split]) == count
+        for name in SOURCES[suite].splits.values():
+            assert f"{files[name]}: " in done.stdout
     record = json.loads((data / "sources.json").read_text())
     assert {entry["revision"] for entry in record.values()} == {source.revision for source in SOURCES.values()}
 
@@ -95,12 +97,6 @@ def test_items_are_stored_once_in_the_form_that_the_suites_read(repositories: di
     with pytest.raises(TransientError, match="the hub does not answer"):
         list(fetch(["gpqa"], data))
 
-
-@pytest.mark.slow
-def test_gated_items_say_whose_terms_to_accept_and_where(repositories: dict[str, Path], tmp_path: Path):
-    source = SOURCES["gpqa"]
-    with hub.serve(source.id, source.revision, repositories["gpqa"]) as (url, _):
-        done = prefetch("gpqa", tmp_path / "data", url, None)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert f"accept Idavidrein's terms at {url}/datasets/Idavidrein/gpqa and set HF_TOKEN" in done.stderr
+    # gated: whose terms, and where
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert f"accept Idavidrein's terms at {url}/datasets/Idavidrein/gpqa and set HF_TOKEN" in refused.stderr

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,10 @@ import pytest
 from components.contract.errors import TransientError, UserError
 from components.measure import sampling
 from components.measure.answers import ask_sampled, settled
+from components.measure.bench import run
 from components.measure.endpoint import connect
+from components.measure.job import Job
+from components.measure.stage import Config, Regime
 from pipelines.interpreters import interpreter
 
 pytestmark = pytest.mark.slow
@@ -186,16 +190,72 @@ def test_scores_are_those_of_lm_evals_own_command_line(bench, server, ifeval, tm
     assert result["figures"][0]["ifeval"]["score"] == pytest.approx(score)
 
 
+@contextmanager
+def serving(handler):
+    """Serve HTTP on loopback for the time of a block."""
+    running = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{running.server_port}"
+    finally:
+        running.shutdown()
+        running.server_close()
+        thread.join()
+
+
 @pytest.fixture
 def web():
     """A server that serves no model."""
-    running = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
-    thread = threading.Thread(target=running.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{running.server_port}"
-    running.shutdown()
-    running.server_close()
-    thread.join()
+    with serving(SimpleHTTPRequestHandler) as url:
+        yield url
+
+
+class Plain(BaseHTTPRequestHandler):
+    """The OpenAI API without vLLM's additions: no token ids, no /tokenize, no /metrics. Every third answer fails."""
+
+    answers = 0
+
+    def do_GET(self):
+        known = {"/v1/models": {"data": [{"id": "plain"}]}, "/health": {}}
+        self.reply(200 if self.path in known else 404, json.dumps(known.get(self.path, {})))
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Plain.answers += self.path == "/v1/completions"
+        if self.path != "/v1/completions" or Plain.answers % 3 == 0:
+            self.reply(500, json.dumps({"error": {"message": "busy"}}))
+            return
+        count = body["max_tokens"]
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
+        events = [{"choices": [{"text": "x", "finish_reason": None}]}] * count
+        events += [{"choices": [{"text": "", "finish_reason": "length"}]}, {"choices": [], "usage": usage}]
+        self.reply(200, "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n")
+
+    def reply(self, status, text):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_server_without_vllms_additions_is_timed_and_its_failures_count(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "home"))
+    regime = Regime(input_tokens=20, output_tokens=4, warmups=0, samples=9)
+    asked = {"config": Config(latency={"one": regime}), "tokenizer": tiny_model}
+    with serving(Plain) as url:
+        result = run(Job(kind="latency", urls=(url,), **asked), tmp_path / "out", tmp_path / "scratch")
+        (figures,) = result["figures"]
+        assert (figures["one"]["n"], figures["one"]["failed"], figures["one"]["tokens"]) == (6, 3, 4)
+        prompts = tmp_path / "prompts.jsonl"
+        prompts.write_text('{"conversations": [{"role": "user", "content": "Hello"}]}\n')
+        with pytest.raises(UserError, match="/metrics: not vLLM's"):
+            run(Job(kind="acceptance", urls=(url,), prompts=prompts, **asked), tmp_path / "out", tmp_path / "scratch")
+        with pytest.raises(UserError, match="--tokenizer FOLDER"):
+            connect(url, None, None, False)
 
 
 def test_what_cannot_be_measured_is_refused_in_one_line(bench, server, web, tmp_path):

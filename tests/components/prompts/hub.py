@@ -1,4 +1,4 @@
-"""A hub on loopback: serves one data set's files at one revision, to holders of one token only.
+"""A hub on loopback: serves data sets' files, each at one revision, to holders of one token only.
 
 It answers what the Hugging Face client asks for when it streams a data set, so the real client, its retries, range
 requests and errors run against real HTTP.
@@ -17,10 +17,12 @@ TOKEN = "hf_accepted"
 
 
 @contextmanager
-def serve(repository: str, revision: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the hub's address and the requests that it has answered, as ``METHOD path``."""
+def serve(*repositories: tuple[str, str, Path]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the hub's address and the requests that it has answered, as ``METHOD path``.
+
+    A repository is its name, its revision and the folder of its files.
+    """
     asked: list[str] = []
-    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -30,36 +32,35 @@ def serve(repository: str, revision: str, folder: Path) -> Iterator[tuple[str, l
             asked.append(f"{self.command} {path}")
             length = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(length)
-            if f"datasets/{repository}/" not in path + "/":
+            found = next((one for one in repositories if f"datasets/{one[0]}/" in path + "/"), None)
+            if found is None:
                 return self.fail(404, "RepoNotFound")
+            repository, revision, folder = found
+            files = {one.relative_to(folder).as_posix(): one for one in folder.rglob("*") if one.is_file()}
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 return self.fail(403 if "Authorization" in self.headers else 401, "GatedRepo")
             if revision not in path:
                 return self.fail(404, "RevisionNotFound")
             if "/tree/" in path:
-                return self.reply(self.tree(path.split(revision)[1].strip("/")))
+                return self.reply(self.tree(files, path.split(revision)[1].strip("/")))
             if "/paths-info/" in path:
-                return self.reply([self.entry(name) for name in paths_of(body) if name in files])
+                return self.reply([entry(files, name) for name in paths_of(body) if name in files])
             if path.startswith("/api/"):
                 siblings = [{"rfilename": name} for name in sorted(files)]
                 return self.reply({"id": repository, "sha": revision, "siblings": siblings, "private": False})
             name = path.split(f"{revision}/")[1]
-            return self.send(files[name]) if name in files else self.fail(404, "EntryNotFound")
+            return self.send(files[name], revision) if name in files else self.fail(404, "EntryNotFound")
 
         do_HEAD = do_POST = do_GET
 
-        def entry(self, name: str) -> dict:
-            size = files[name].stat().st_size
-            return {"type": "file", "path": name, "size": size, "oid": f"{sum(name.encode()):040x}"}
-
-        def tree(self, folder_name: str) -> list[dict]:
+        def tree(self, files: dict[str, Path], folder_name: str) -> list[dict]:
             inside = [name for name in sorted(files) if name.startswith(f"{folder_name}/" if folder_name else "")]
             if "recursive=true" in self.path.lower():
-                return [self.entry(name) for name in inside]
+                return [entry(files, name) for name in inside]
             rest = {name: name.removeprefix(f"{folder_name}/") for name in inside}
             folders = sorted({name.split("/")[0] for name in rest.values() if "/" in name})
             return [{"type": "directory", "path": name, "oid": f"{len(name):040x}"} for name in folders] + [
-                self.entry(name) for name, short in rest.items() if "/" not in short
+                entry(files, name) for name, short in rest.items() if "/" not in short
             ]
 
         def reply(self, document: object) -> None:
@@ -68,7 +69,7 @@ def serve(repository: str, revision: str, folder: Path) -> Iterator[tuple[str, l
         def fail(self, status: int, code: str) -> None:
             self.answer(status, b"", {"X-Error-Code": code, "X-Error-Message": code})
 
-        def send(self, path: Path) -> None:
+        def send(self, path: Path, revision: str) -> None:
             data = path.read_bytes()
             about = {"ETag": f'"{path.name}"', "X-Repo-Commit": revision, "Accept-Ranges": "bytes"}
             wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
@@ -98,6 +99,11 @@ def serve(repository: str, revision: str, folder: Path) -> Iterator[tuple[str, l
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def entry(files: dict[str, Path], name: str) -> dict:
+    """Return a file as the hub lists it."""
+    return {"type": "file", "path": name, "size": files[name].stat().st_size, "oid": f"{sum(name.encode()):040x}"}
 
 
 def paths_of(body: bytes) -> list[str]:

@@ -48,7 +48,7 @@ def test_a_killed_draw_goes_on_where_it_was(
     nemotron.card(tmp_path / "repository", ["stem"])
     config: dict = {"count": 400, "max_prompt_tokens": 121}
     undisturbed = Stage(tmp_path / "undisturbed", stage.model).run({"files": files}, config)
-    with hub.serve(REPOSITORY, REVISION, tmp_path / "repository") as (url, _):
+    with hub.serve((REPOSITORY, REVISION, tmp_path / "repository")) as (url, _):
         inputs = {"files": files}
         if source == "hub":
             inputs, config = {}, {**config, "dataset": {"id": REPOSITORY, "revision": REVISION, "splits": ["stem"]}}

@@ -85,7 +85,7 @@ def dataset(**fields: object) -> dict:
 def test_the_hub_and_local_shards_give_the_same_bytes(repository: Path, stage: Stage) -> None:
     quotas = {"count": 60, "quotas": {"stem": 10, "chat": 40, "multilingual_de": 10}}
     local = stage.run({"files": [str(path) for path in sorted((repository / "data").iterdir())]}, quotas)
-    with hub.serve(REPOSITORY, REVISION, repository) as (url, asked):
+    with hub.serve((REPOSITORY, REVISION, repository)) as (url, asked):
         online = {"HF_ENDPOINT": url, "HF_TOKEN": hub.TOKEN, "HF_HUB_OFFLINE": "0", "HF_HOME": f"{repository}/hf"}
         code, line = stage.ends({}, {**quotas, **dataset()}, **online)
     assert code == 0, line
@@ -116,7 +116,7 @@ def test_what_the_hub_refuses_is_said_with_what_to_do(
     repository: Path, stage: Stage, fields: dict, token: str | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    with hub.serve(REPOSITORY, REVISION, repository) as (url, _):
+    with hub.serve((REPOSITORY, REVISION, repository)) as (url, _):
         online = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": f"{repository}/hf"}
         if token:
             online["HF_TOKEN"] = token
