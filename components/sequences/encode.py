@@ -24,7 +24,7 @@ def with_token_ids(rows: Iterable[Row], tokenizer: Any, template: Template) -> I
     model writes the answer; the prompt's ids are those that regeneration would feed it.
 
     Raises:
-        UserError: naming the row that cannot be rendered.
+        UserError: naming the row that cannot be rendered, an unfinished answer among them: a template would end it.
     """
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -50,6 +50,11 @@ def _render(rows: list[Row], tokenizer: Any, template: Template) -> list[str]:
     """Return each prompt and, after it, its answer."""
     if not rows:
         return []
+    if unfinished := [row for row in rows if row.get("finish_reason") == "length"]:
+        raise UserError(
+            f"row {unfinished[0].get('id')}: an unfinished answer (finish_reason length) as text, which the chat "
+            "template would end; give its token ids, or set truncated: drop"
+        )
     try:
         rendered = render_answered(tokenizer, [row["conversations"] for row in rows], template)
     except Exception as error:  # templates raise what they like

@@ -1,11 +1,12 @@
 """Chats to memory-mapped token sequences with loss masks."""
 
 import json
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field
 
-from components.chats.rows import is_held_out, read_rows
+from components.chats.rows import Row, is_held_out, read_rows
 from components.chats.template import Template
 from components.contract.context import Inputs, Output
 from components.contract.digest import StageConfig
@@ -72,10 +73,16 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         raise UserError(f"{model}: its tokenizer has no eos token, which separates the documents")
     splits = {split: Documents(output.scratch, split, config.seed) for split in ("train", "val")}
     dropped = 0
-    for row in with_token_ids(read_rows(inputs["chats"].path), tokenizer, config.template):
-        if row.get("finish_reason") == "length" and config.truncated == "drop":
-            dropped += 1
-            continue
+
+    def kept() -> Iterator[Row]:
+        nonlocal dropped
+        for row in read_rows(inputs["chats"].path):
+            if row.get("finish_reason") == "length" and config.truncated == "drop":
+                dropped += 1
+            else:
+                yield row
+
+    for row in with_token_ids(kept(), tokenizer, config.template):
         split = "val" if is_held_out(row["id"], config.held_out) else "train"
         splits[split].append(document(row, separator, shape["vocab_size"], config.count))
     sizes = {}

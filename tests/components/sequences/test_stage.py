@@ -1,4 +1,5 @@
 import itertools
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,25 @@ def test_rows_that_come_as_text_pack_like_the_ids_they_become(run, tmp_path: Pat
         assert text == f"{prompt}hm\n</think>\n\nIt is {number}.<|im_end|>"
         first = start + len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
         assert all(mask[at] == (at >= first and at % 64 > 0) for at in range(start, end))
+
+
+def test_an_unfinished_answer_as_text_is_dropped_or_refused_but_never_ended(run, tmp_path: Path, tiny_model: Path):
+    from transformers import AutoTokenizer
+
+    turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "CUT SHORT because"}]
+    cut = {"id": "cut", "finish_reason": "length", "conversations": turns}
+    rows = [*(row(number) for number in range(20)), cut, *(row(number) for number in range(20, 40))]
+    metrics, folder = run(rows, sequence_length=64, held_out=0.2, truncated="drop")
+    assert metrics["dropped_truncated"] == 1
+    assert metrics["train_documents"] + metrics["val_documents"] == 40
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    assert not any(
+        "CUT SHORT" in tokenizer.decode(read_split(folder, split).ids.reshape(-1)) for split in ("train", "val")
+    )
+    for name in ("chats", "out", "scratch"):
+        shutil.rmtree(tmp_path / name)
+    with pytest.raises(UserError, match=r"row cut: an unfinished answer .* truncated: drop"):
+        run(rows, sequence_length=64, held_out=0.2, truncated="keep")
 
 
 def test_an_empty_split_is_refused(run) -> None:
