@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,11 +32,16 @@ Tokenizer = Annotated[Path | None, typer.Option(help="Folder of the tokenizer, w
 Invocations = Annotated[bool, typer.Option("--invocations", help="Ask through /invocations instead of /v1")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help=f"Folder for {RESULT} and every raw sample")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON")]
-Prompts = Annotated[Path, typer.Option(help="JSONL of {id, category, conversations}", exists=True, dir_okay=False)]
+Prompts = Annotated[
+    Path, typer.Option(help="JSONL of {id, category, conversations}, a file or a folder of them", exists=True)
+]
 Data = Annotated[
     Path | None, typer.Option(help="Folder of the benchmarks' items; by default where prefetch puts them")
 ]
-SuiteNames = Annotated[list[str] | None, typer.Option("--suite", help=f"{', '.join(SUITES)}; repeatable; all if none")]
+
+
+def _suites(known: Iterable[str]) -> Any:
+    return typer.Option("--suite", help=f"{', '.join(known)}; repeatable; all if none")
 
 
 @app.command(epilog="Example:\n\nqdflash bench parity http://127.0.0.1:8000 http://127.0.0.1:8001")
@@ -119,7 +125,7 @@ def quality(
     urls: Urls,
     model: Model = None,
     tokenizer: Tokenizer = None,
-    suites: SuiteNames = None,
+    suites: Annotated[list[str] | None, _suites(SUITES)] = None,
     data: Data = None,
     limit: Annotated[int | None, typer.Option(help="Items a suite; by default all", min=1)] = None,
     shots: Annotated[int | None, typer.Option(help="MMLU-Pro's examples; published: 5", min=0)] = None,
@@ -129,7 +135,7 @@ def quality(
     as_json: AsJson = False,
 ) -> None:
     """How many questions does it get right? lm-eval's MMLU-Pro, IFEval and GPQA-Diamond, by the published protocol."""
-    wanted = prefetch.chosen(suites)
+    wanted = _chosen(suites, SUITES)
     folder = data or prefetch.folder()
     config = Config(
         quality={suite: Quality(limit=limit, shots=shots, max_tokens=max_tokens) for suite in wanted},
@@ -140,14 +146,22 @@ def quality(
 
 
 @app.command(name="prefetch", epilog="Example:\n\nqdflash bench prefetch --suite ifeval")
-def prefetch_(suites: SuiteNames = None, data: Data = None) -> None:
-    """Store the benchmarks' items once, at pinned revisions.
+def prefetch_(suites: Annotated[list[str] | None, _suites(prefetch.SOURCES)] = None, data: Data = None) -> None:
+    """Store the benchmarks' items, and published prompts for acceptance, once, at pinned revisions.
 
     GPQA is gated: accept its terms at https://huggingface.co/datasets/Idavidrein/gpqa and set HF_TOKEN; its authors
     ask that its questions are not published.
     """
-    for path, rows in prefetch.fetch(prefetch.chosen(suites), data or prefetch.folder()):
+    for path, rows in prefetch.fetch(_chosen(suites, prefetch.SOURCES), data or prefetch.folder()):
         print(f"{path}: {rows} items", flush=True)
+
+
+def _chosen(suites: list[str] | None, known: Iterable[str]) -> list[str]:
+    """Return the suites asked for, all when none is; raises :class:`UserError` for an unknown one."""
+    for suite in suites or ():
+        if suite not in known:
+            raise UserError(f"--suite {suite}: unknown; choose of {', '.join(known)}")
+    return suites or list(known)
 
 
 def _measure(

@@ -6,38 +6,65 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from components.chats.rows import Row
 from components.contract.digest import file_sha256
 from components.contract.errors import UserError
-from components.measure.quality import SUITES
 from components.prompts.sources import Hub
 from components.store import cache
 
 RECORD = "sources.json"
+PUBLISHED_PROMPTS = 64
 _PINS = ("revision", "sha256")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set on the hub at one commit; ``splits`` maps each split to the file it is stored in."""
+    """A data set on the hub at one commit; ``splits`` maps each split to the file it is stored in.
+
+    With a ``question`` the first ``PUBLISHED_PROMPTS`` rows become prompts in this form, not items as they are.
+    """
 
     id: str
     revision: str
     subset: str | None
     splits: dict[str, str]
+    question: str | None = None
 
 
 SOURCES = {
-    "mmlu_pro": Source(
-        "TIGER-Lab/MMLU-Pro",
-        "b189ec765aa7ed75c8acfea42df31fdae71f97be",
-        None,
-        {"test": "mmlu_pro.jsonl", "validation": "mmlu_pro_validation.jsonl"},
-    ),
-    "ifeval": Source("google/IFEval", "966cd89545d6b6acfd7638bc708b98261ca58e84", None, {"train": "ifeval.jsonl"}),
-    "gpqa": Source(
-        "Idavidrein/gpqa", "633f5ee89ab8ad4522a9f850766b73f62147ffdd", "gpqa_diamond", {"train": "gpqa.jsonl"}
-    ),
+    "mmlu_pro": [
+        Source(
+            "TIGER-Lab/MMLU-Pro",
+            "b189ec765aa7ed75c8acfea42df31fdae71f97be",
+            None,
+            {"test": "mmlu_pro.jsonl", "validation": "mmlu_pro_validation.jsonl"},
+        )
+    ],
+    "ifeval": [
+        Source("google/IFEval", "966cd89545d6b6acfd7638bc708b98261ca58e84", None, {"train": "ifeval.jsonl"}),
+    ],
+    "acceptance": [
+        Source(
+            "openai/gsm8k",
+            "740312add88f781978c0658806c59bc2815b9866",
+            "main",
+            {"test": "acceptance/gsm8k.jsonl"},
+            "{question}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
+        ),
+        Source(
+            "openai/openai_humaneval",
+            "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544",
+            None,
+            {"test": "acceptance/humaneval.jsonl"},
+            "Write a solution to the following problem and make sure that it passes the tests:\n"
+            "```python\n{prompt}\n```",
+        ),
+    ],
+    "gpqa": [
+        Source("Idavidrein/gpqa", "633f5ee89ab8ad4522a9f850766b73f62147ffdd", "gpqa_diamond", {"train": "gpqa.jsonl"}),
+    ],
 }
+"""What is stored, the gated one last; questions as in the DFlash authors' benchmark."""
 
 
 def folder() -> Path:
@@ -45,19 +72,11 @@ def folder() -> Path:
     return cache.home() / "benchmarks"
 
 
-def chosen(suites: list[str] | None) -> list[str]:
-    """Return the suites asked for, all when none is; raises :class:`UserError` for an unknown one."""
-    for suite in suites or ():
-        if suite not in SUITES:
-            raise UserError(f"--suite {suite}: unknown; choose of {', '.join(SUITES)}")
-    return suites or list(SUITES)
-
-
 def files(data: Path, suites: list[str]) -> list[Path]:
-    """Return the files of the suites; raises :class:`UserError` for the first that is missing."""
+    """Return the files of quality suites; raises :class:`UserError` for the first that is missing."""
     found = []
     for suite in suites:
-        for path in (data / name for name in SOURCES[suite].splits.values()):
+        for path in (data / name for source in SOURCES[suite] for name in source.splits.values()):
             if not path.is_file():
                 raise UserError(
                     f"{path}: missing; qdflash bench prefetch --suite {suite} stores it, or choose others with --suite"
@@ -72,34 +91,45 @@ def fetch(suites: list[str], data: Path) -> Iterator[tuple[Path, int]]:
     ``sources.json`` records data set, revision, sha256 and items of every file: one that is as recorded is kept.
     Raises :class:`UserError` for a data set whose terms are not accepted, saying where to accept them.
     """
-    from datasets import load_dataset
-
-    data.mkdir(parents=True, exist_ok=True)
     record_path = data / RECORD
     record = json.loads(record_path.read_text(encoding="utf-8")) if record_path.exists() else {}
-    wanted = [(SOURCES[suite], split, name) for suite in suites for split, name in SOURCES[suite].splits.items()]
+    sources = [source for suite in suites for source in SOURCES[suite]]
+    wanted = [(source, split, name) for source in sources for split, name in source.splits.items()]
     for source, split, name in wanted:
         path, known = data / name, record.get(name, {})
         if not (path.is_file() and [known.get(key) for key in _PINS] == [source.revision, file_sha256(path)]):
-            with Hub(source):
-                rows = list(
-                    load_dataset(
-                        source.id, source.subset, revision=source.revision, split=split, streaming=True, token=None
-                    )
-                )
+            rows = _rows(source, split)
             _write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-            known = {
-                "dataset": source.id,
-                "revision": source.revision,
-                "sha256": file_sha256(path),
-                "items": len(rows),
-            }
+            known = {"dataset": source.id, "revision": source.revision}
+            known |= {"sha256": file_sha256(path), "items": len(rows)}
             record[name] = known
             _write(record_path, json.dumps(record, indent=1))
         yield path, known["items"]
 
 
+def _rows(source: Source, split: str) -> list[Row]:
+    from datasets import load_dataset
+
+    with Hub(source):
+        rows = load_dataset(
+            source.id, source.subset, revision=source.revision, split=split, streaming=True, token=None
+        )
+        if source.question is None:
+            return list(rows)
+        first = list(rows.take(PUBLISHED_PROMPTS))
+    kind = source.id.split("/")[1]
+    return [
+        {
+            "id": f"{kind}-{number}",
+            "category": kind,
+            "conversations": [{"role": "user", "content": source.question.format(**row)}],
+        }
+        for number, row in enumerate(first)
+    ]
+
+
 def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)

@@ -4,17 +4,27 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from components.chats.rows import read_rows
 from components.contract.errors import TransientError
 from components.measure.quality import SUITES, select_rows
 from pipelines.prefetch import SOURCES, fetch
 from tests.components.prompts import hub
 
+CARD = """---
+configs:
+- config_name: {}
+  data_files:
+  - split: test
+    path: {}
+---
+"""
 GPQA_CARD = """---
 configs:
 - config_name: gpqa_main
@@ -41,7 +51,7 @@ def mmlu(subject: str, number: int) -> dict:
 @pytest.fixture
 def repositories(tmp_path: Path) -> dict[str, Path]:
     """Folders as the three repositories hold their files."""
-    folders = {suite: tmp_path / "hub" / suite for suite in SOURCES}
+    folders = {suite: tmp_path / "hub" / suite for suite in (*SUITES, "gsm8k", "openai_humaneval")}
     (folders["mmlu_pro"] / "data").mkdir(parents=True)
     for split, count in (("test", 3), ("validation", 5)):
         table = pa.Table.from_pylist([mmlu("math", number) for number in range(count)])
@@ -57,6 +67,11 @@ def repositories(tmp_path: Path) -> dict[str, Path]:
         },
     ]
     (folders["ifeval"] / "ifeval_input_data.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    for name, subset, column in (("gsm8k", "main", "question"), ("openai_humaneval", "openai_humaneval", "prompt")):
+        (folders[name] / subset).mkdir(parents=True)
+        table = pa.Table.from_pylist([{column: f"{{{number}}}?", "answer": "1"} for number in range(70)])
+        parquet.write_table(table, folders[name] / subset / "test-00000-of-00001.parquet")
+        (folders[name] / "README.md").write_text(CARD.format(subset, f"{subset}/test-*"))
     folders["gpqa"].mkdir()
     (folders["gpqa"] / "README.md").write_text(GPQA_CARD)
     header = "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3,Record ID"
@@ -77,7 +92,9 @@ def prefetch(data: Path, url: str, token: str | None, *words: str) -> subprocess
 @pytest.mark.slow
 def test_items_are_stored_once_in_the_form_that_the_suites_read(repositories: dict[str, Path], tmp_path: Path):
     data = tmp_path / "data"
-    served = [(source.id, source.revision, repositories[suite]) for suite, source in SOURCES.items()]
+    every = {suite: source for suite in SUITES for source in SOURCES[suite]}
+    every |= {source.id.split("/")[1]: source for source in SOURCES["acceptance"]}
+    served = [(source.id, source.revision, repositories[name]) for name, source in every.items()]
     with hub.serve(*served) as (url, _):
         done = prefetch(data, url, hub.TOKEN)
         refused = prefetch(tmp_path / "other", url, None, "--suite", "gpqa")
@@ -86,10 +103,14 @@ def test_items_are_stored_once_in_the_form_that_the_suites_read(repositories: di
     for suite, count in (("mmlu_pro", 3), ("ifeval", 2), ("gpqa", 2)):
         rows = select_rows(suite, files, None, SUITES[suite].shots)
         assert len(rows[SUITES[suite].split]) == count
-        for name in SOURCES[suite].splits.values():
+        for name in every[suite].splits.values():
             assert f"{files[name]}: " in done.stdout
+    prompts = list(read_rows(data / "acceptance"))
+    assert Counter(row["category"] for row in prompts) == {"gsm8k": 64, "openai_humaneval": 64}
+    assert prompts[3]["conversations"][0]["content"].startswith("{3}?\nPlease reason step by step")
+    assert prompts[3]["conversations"][0]["content"].endswith("\\boxed{}.")
     record = json.loads((data / "sources.json").read_text())
-    assert {entry["revision"] for entry in record.values()} == {source.revision for source in SOURCES.values()}
+    assert {entry["revision"] for entry in record.values()} == {source.revision for source in every.values()}
 
     # this process may not go online
     assert list(fetch(["gpqa"], data)) == [(files["gpqa.jsonl"], 2)]
