@@ -23,6 +23,7 @@ def measure(shape: dict[str, int], conversations: int, tokens: int, anchors: int
     target = Qwen3Config(**shape, rope_parameters={"rope_type": "default", "rope_theta": 1e7})
     drafter = model.build(target, layers=5, taps=[1, 2, 3, 4, 5], block_size=16, mask_token=0)
     drafter.verifier_lm_head, drafter.verifier_norm = None, None
+    torch.nn.init.normal_(drafter.embed_tokens.weight, std=0.02)  # a target's, otherwise
     drafter.to(device)
     wide = 5 * shape["hidden_size"]
     chats = [

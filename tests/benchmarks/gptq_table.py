@@ -37,10 +37,11 @@ def table(steps: Steps, work: Path) -> list[Row]:
                 found = acceptance.summarise(mine, 0)
                 note = f"vLLM's counters, {found['drafts']} drafts; {kernels(work, name)}"
                 add(variant, "acceptance_length", "tokens", found, note)
-            if name in METHODS:
+            if name in METHODS and base:
                 ratio = served_pairs.paired(mine, base, served_pairs.acceptance_ratio)
                 add(variant, "acceptance_ratio_to_bf16", "", ratio, "paired")
-            add(variant, "step_ms", "ms", served_pairs.step_ms(mine), f"target and drafter; {kernels(work, name)}")
+            whose = "the target alone" if name == "no drafter" else "target and drafter"
+            add(variant, "step_ms", "ms", served_pairs.step_ms(mine), f"{whose}; {kernels(work, name)}")
             add(variant, "latency_ms", "ms", served_pairs.latency_ms(mine))
     for method in (name for name in METHODS if steps[name].done):
         metrics = Input(steps[method].uri).metrics
