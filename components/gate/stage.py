@@ -55,8 +55,12 @@ def check(metrics: dict[str, Any]) -> None:
     if metrics["passed"]:
         return
     faults = [
-        f"{rule['name']}: {rule['metric']} is {rule['value']}, must be {rule['demand']}"
+        f"{rule['name']}: {rule['metric']} is {_told(rule['value'])}, must be {rule['demand']}"
         for rule in metrics["rules"]
         if rule["name"] in metrics["failed"]
     ]
     raise GateError("gate not met: " + "; ".join(faults))
+
+
+def _told(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

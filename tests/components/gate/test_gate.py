@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from components.contract.cli import main
 from components.contract.digest import stage_digest
+from components.contract.errors import GateError
 from components.gate import stage
 from components.gate.rules import Rule, judge
 from components.store import Store, commit, read_manifest
@@ -45,6 +46,12 @@ EVIDENCE = {
 )
 def test_each_kind_of_rule(rule, status):
     assert judge(Rule(name="r", **rule), EVIDENCE)["status"] == status
+
+
+def test_a_gate_that_is_not_met_names_rule_value_and_bound():
+    rule = {"name": "r", "metric": "pair.x", "value": 1 / 3, "demand": "above 1", "status": "fail"}
+    with pytest.raises(GateError, match=r"r: pair\.x is 0\.333333, must be above 1$"):
+        stage.check({"passed": False, "failed": ["r"], "rules": [rule]})
 
 
 def test_a_rule_needs_exactly_one_bound():
