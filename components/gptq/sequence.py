@@ -18,7 +18,7 @@ from components.checkpoint.grid import Quantized
 from components.checkpoint.quantize import dequantize
 from components.gptq.awq import smooth
 from components.gptq.calibrate import Calibration
-from components.gptq.quantize import quantize, round_to_grid
+from components.gptq.quantize import output_error, quantize, round_to_grid
 from components.store.work import Work
 
 PROJECTION = "fc"
@@ -107,23 +107,26 @@ def quantize_in_sequence(
 def _quantize_part(
     drafter: DFlashDraftModel, linears: dict[str, nn.Linear], hessians: dict[str, torch.Tensor], how: How
 ) -> bytes:
-    rounding = {
-        name: round_to_grid(linear.weight.detach(), hessians[name], how.group_size)[1]
-        for name, linear in linears.items()
-    }
     tensors: dict[str, torch.Tensor] = {}
+    before = {name: linear.weight.detach().clone() for name, linear in linears.items()}
     prefix = next(iter(linears)).removesuffix(IN_LAYER[0])
     if how.method == "awq" and PROJECTION not in linears:
-        within = {name.removeprefix(prefix): hessians.pop(name) for name in linears}
+        within = {name.removeprefix(prefix): hessians[name] for name in linears}
         norm = smooth(drafter.get_submodule(prefix.removesuffix(".")), within, how.group_size)
-        hessians = {prefix + name: hessian for name, hessian in within.items()}
         tensors[f"{prefix}post_attention_layernorm.weight"] = norm.cpu()
     for name, linear in linears.items():
-        weight, hessian = linear.weight.detach(), hessians.pop(name)
+        original, weight, hessian = before.pop(name), linear.weight.detach(), hessians.pop(name)
+        rounded, rounding = round_to_grid(original, hessian, how.group_size)
         if how.method == "gptq":
             one, error = quantize(name, weight, hessian, how.group_size, how.damping, how.actorder)
+        elif how.method == "awq":
+            one, _ = round_to_grid(weight, hessian, how.group_size)
+            unscaled = torch.where(weight != 0, original / weight, 1) * dequantize(
+                one.codes, one.scales, torch.float32
+            )
+            error = output_error(original, unscaled, hessian)
         else:
-            one, error = round_to_grid(weight, hessian, how.group_size)
+            one, error = rounded, rounding
         tensors |= {f"{name}.codes": one.codes.cpu().contiguous(), f"{name}.scales": one.scales.cpu().contiguous()}
-        tensors[f"{name}.errors"] = torch.tensor([error, rounding[name]], dtype=torch.float64)
+        tensors[f"{name}.errors"] = torch.tensor([error, rounding], dtype=torch.float64)
     return save(tensors)
