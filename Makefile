@@ -39,11 +39,11 @@ lint: setup
 	.venv/core/bin/mypy
 
 check: lint
-	@.venv/train/bin/python -m pytest -q -m "not slow" $(train_tests) & train=$$!
-	trap 'kill $$train 2>/dev/null || true' EXIT
-	.venv/core/bin/python -m pytest -q -m "not slow" $(core_tests)
+	@.venv/core/bin/python -m pytest -q -m "not slow" $(core_tests) & core=$$!
+	trap 'kill $$core 2>/dev/null || true' EXIT
+	.venv/train/bin/python -m pytest -q -m "not slow" $(train_tests)
 	.venv/vllm/bin/python -m pytest -q -m "not slow" $(vllm_tests)
-	wait $$train
+	wait $$core
 
 test: lint
 	@.venv/core/bin/python -m pytest -q $(long_test) & long=$$!

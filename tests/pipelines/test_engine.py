@@ -89,6 +89,7 @@ def test_a_transient_failure_is_tried_again(builder: Builder, home: Path):
     assert (home / "logs" / "probe" / "once.log").read_text().count("=== ") == 2
 
 
+@pytest.mark.slow
 def test_retries_end(builder: Builder, home: Path):
     builder.add("never", fail="TransientError", steps=0)
     code, states, _ = builder.run()
@@ -96,6 +97,7 @@ def test_retries_end(builder: Builder, home: Path):
     assert (home / "logs" / "probe" / "never.log").read_text().count("=== ") == 1 + engine_module.RETRIES
 
 
+@pytest.mark.slow
 def test_tasks_run_beside_each_other_only_where_cpus_and_memory_allow(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ):
@@ -129,6 +131,7 @@ def test_a_blocked_task_is_an_error_before_anything_starts(builder: Builder):
     assert builder.probe.trace() == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_task_leaves_behind_is_ended(builder: Builder):
     builder.add("a", orphan=True, steps=0, fail="Bug")
     code, states, _ = builder.run()
@@ -164,10 +167,8 @@ def stage_pid(home: Path, task: str) -> int:
     return int(log.read_text().rsplit("pid=", 1)[1].split()[0])
 
 
-SLOW_ENDS = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGKILL, signal.SIGTERM)]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, *SLOW_ENDS])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_ending_the_engine_ends_everything_and_the_next_run_continues(
     number: signal.Signals, builder: Builder, home: Path, tmp_path: Path
 ):

@@ -89,6 +89,7 @@ def test_a_submitted_run_is_the_plan_with_its_files_in_the_store(cluster: State,
     assert len(cluster.experiments) == 1
 
 
+@pytest.mark.slow
 def test_selection_and_force_work_as_they_do_here(cluster: State, store: Store, tmp_path: Path) -> None:
     commit_all(plan_of(store), store, tmp_path / "x")
     before = {task.name: task.digest for task in plan_of(store).tasks}
@@ -121,6 +122,7 @@ def test_status_and_logs(cluster: State, store: Store) -> None:
     assert called("logs", run_id, "qad") == "qad | second\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codes", "expected", "retried"),
     [

@@ -170,6 +170,7 @@ def test_exit_codes_and_nothing_visible(error: str, code: int, store: Store, pro
     assert len(store.keys(f"_work/probe/{call.digest}")) == 2
 
 
+@pytest.mark.slow
 def test_kill_9_then_the_next_run_takes_over_at_once_and_redoes_only_what_was_in_flight(store: Store, probe: Probe):
     call = probe.invocation(store, steps=4, seconds=0.5)
     process = probe.start(call.argv)
@@ -232,6 +233,7 @@ print(won, artifact.manifest["attempt"])
 """
 
 
+@pytest.mark.slow
 def test_two_processes_commit_one_digest_one_manifest_wins_and_no_attempt_is_left(
     store: Store, tmp_path: Path, probe: Probe
 ):

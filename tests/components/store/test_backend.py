@@ -180,6 +180,7 @@ def test_a_profile_that_is_not_there(s3: dict[str, str], monkeypatch: pytest.Mon
         Store("s3://qdflash/x").read("a")
 
 
+@pytest.mark.slow
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, s3: dict[str, str]):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -35,6 +35,7 @@ def elsewhere(store: Store) -> None:
     store.write(KEY, json.dumps(document).encode())
 
 
+@pytest.mark.slow
 def test_a_live_holder_is_waited_for_beyond_the_time_to_live(store: Store, fast: None):
     first, second, told, taken = Lease(store, KEY), Lease(store, KEY), [], threading.Event()
     assert first.acquire(never, told.append)
@@ -51,6 +52,7 @@ def test_a_live_holder_is_waited_for_beyond_the_time_to_live(store: Store, fast:
     assert store.read(KEY) is None
 
 
+@pytest.mark.slow
 def test_a_silent_holder_is_replaced_after_the_time_to_live(store: Store, fast: None):
     elsewhere(store)
     start = time.monotonic()
