@@ -103,7 +103,8 @@ def _acceptance(job: Job, benches: list[Bench]) -> tuple[list[Row], Row | None]:
 
 def _parity(job: Job, benches: list[Bench]) -> tuple[list[Row], Row | None]:
     config, prompts = benches[0].config, _parity_prompts(job, benches[0])
-    again, continued = prompts[:REPEATED], prompts[: job.sampled.prompts if len(benches) == 2 else 0]
+    again, short = prompts[:REPEATED], [prompt for prompt in prompts if prompt["category"] != "long"]
+    continued = short[: job.sampled.prompts if len(benches) == 2 else 0]  # a long prompt is read once a continuation
     together = prompts[: config.answers.concurrent_prompts]
     figures, sides, drawn = [], [], []
     for bench, name in zip(benches, NAMES, strict=False):
