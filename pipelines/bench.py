@@ -106,6 +106,10 @@ def latency(
             "--regime", metavar="NAME=IN/OUT", help="Prompt and answer tokens; repeatable; published if none"
         ),
     ] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(help="JSONL of {context} or {text} to slice prompts from", exists=True, dir_okay=False),
+    ] = None,
     warmups: Annotated[int, typer.Option(help="Requests before the timed ones", min=0)] = 5,
     samples: Annotated[int, typer.Option(help="Timed requests", min=1)] = 50,
     natural: Annotated[bool, typer.Option("--natural", help="Let answers end early, as published")] = False,
@@ -117,7 +121,9 @@ def latency(
 ) -> None:
     """How long does a request take? With two servers, in turn, also how many times faster the first one is."""
     config = Config(latency=_regimes(regimes or [], concurrency or [1], warmups, samples, natural))
-    _measure("latency", config, (urls, model, tokenizer), {"invocations": invocations}, output, as_json)
+    _measure(
+        "latency", config, (urls, model, tokenizer), {"invocations": invocations, "texts": texts}, output, as_json
+    )
 
 
 @app.command(epilog="Example:\n\nqdflash bench quality http://127.0.0.1:8000 --suite ifeval --limit 50")

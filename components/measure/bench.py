@@ -49,7 +49,7 @@ def run(job: Job, folder: Path, scratch: Path) -> Row:
         output = Output(folder / side, scratch / side, Work(store, f"{name}/{side}"), Log(side))
         for place in (output.path, output.scratch):
             place.mkdir(parents=True, exist_ok=True)
-        benches.append(Bench(config, endpoint.tokenizer, endpoint.client, Ledger(output), output))
+        benches.append(Bench(config, endpoint.tokenizer, endpoint.client, Ledger(output), output, _texts(job)))
     before = machine.describe()
     figures, comparison = _KINDS[job.kind](job, benches)
     result = {
@@ -162,6 +162,15 @@ def _fitted(job: Job, endpoints: list[Endpoint]) -> Config:
             )
     profile = job.config.profile.model_copy(update={"max_model_len": longest})
     return job.config.model_copy(update={"profile": profile})
+
+
+def _texts(job: Job) -> tuple[str, ...]:
+    if job.texts is None:
+        return ()
+    rows = list(read_rows(job.texts))
+    if not all("context" in row or "text" in row for row in rows):
+        raise UserError(f"{job.texts}: a row has neither context nor text")
+    return tuple(str(row["context"] if "context" in row else row["text"]) for row in rows)
 
 
 def _prompts(job: Job, bench: Bench, template: Template) -> list[Row]:

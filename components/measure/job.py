@@ -33,6 +33,7 @@ class Job(StageConfig):
     invocations: bool = Field(False, description="Ask through /invocations")
     tokenizer: Path | None = Field(None, description="Folder of the model's tokenizer; None: the server's /tokenize")
     prompts: Path | None = Field(None, description="JSONL of {id, category, conversations}")
+    texts: Path | None = Field(None, description="JSONL of {context} or {text} for latency; None: generated")
     tasks: tuple[Path, ...] = Field((), description="Quality task files, as the stage's tasks input")
     long_tokens: int = Field(2048, description="Length of parity's long prompts", ge=1)
     sampled: Sampled = Field(Sampled(), description="Parity's test of samples")

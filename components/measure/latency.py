@@ -1,19 +1,22 @@
 """Latency with exact prompt lengths and distinct prompts, alone on the server or several in flight.
 
-Prompts are slices of generated sentences, so that no two share a prefix that a cache could serve. An ``exact``
-answer's length is forced (``ignore_eos``), so that every sample does the same work; a ``natural`` one is capped there
-and may end early, as in the published protocol.
+Prompts are slices of given texts or of generated sentences; no two share a prefix that a cache could serve. The length
+of an ``exact`` answer is forced (``ignore_eos``), so that every sample does the same work; a ``natural`` one is capped
+there and may end early, as in the published protocol.
 """
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from components.contract.errors import StageError
+from components.contract.errors import StageError, UserError
 from components.measure.intervals import median_interval, percentiles, resampled
 from components.serving.client import Client
 
+MOST_CHARACTERS = 16
+"""Characters of a text that are encoded for each token wanted; a token of prose has four or five."""
 _SUBJECTS = "the baker|a young engineer|my neighbour|the river|an old lighthouse|the committee|a curious cat|the train"
 _VERBS = "describes|repairs|remembers|follows|measures|carries|forgets|paints|questions|crosses|studies|collects"
 _OBJECTS = "a broken clock|the northern road|seven letters|a bowl of plums|the last proof|a map of the coast|the choir"
@@ -31,6 +34,21 @@ def prompt_of_length(tokenizer: Any, count: int, key: str) -> list[int]:
         if len(text) >= 2 * count:
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids[:count]
+
+
+def slices(tokenizer: Any, texts: Iterable[str], count: int, wanted: int) -> list[list[int]]:
+    """Return the first ``count`` token ids of the first ``wanted`` texts that have as many.
+
+    Raises :class:`UserError` when there are fewer such texts.
+    """
+    found: list[list[int]] = []
+    for text in texts:
+        ids = tokenizer(text[: MOST_CHARACTERS * count], add_special_tokens=False)["input_ids"][:count]
+        if len(ids) == count and ids not in found:
+            found.append(ids)
+        if len(found) == wanted:
+            return found
+    raise UserError(f"latency: {len(found)} of the texts have {count} tokens of their own; {wanted} are needed")
 
 
 def time_one(client: Client, prompt: list[int], output_tokens: int, output: str = "exact") -> dict[str, Any]:

@@ -32,6 +32,8 @@ class Bench:
     client: Client
     ledger: Ledger
     output: Output
+    texts: tuple[str, ...] = ()
+    """What latency prompts are sliced from; generated sentences where there are none."""
 
     def write(self, name: str, document: Any) -> None:
         """Write one of the stage's JSON files."""
@@ -177,9 +179,13 @@ def measure_latency(benches: Sequence[Bench]) -> list[Row]:
 
 def _latency_asks(bench: Bench, name: str, regime: "Regime") -> dict[str, Ask]:
     asks: dict[str, Ask] = {}
-    for number in range(regime.warmups + regime.samples):
-        key = f"latency/{name}/{number}"
-        prompt = latency.prompt_of_length(bench.tokenizer, regime.input_tokens, f"{bench.config.seed}/{key}")
+    keys = [f"latency/{name}/{number}" for number in range(regime.warmups + regime.samples)]
+    count, seed = regime.input_tokens, bench.config.seed
+    if bench.texts:
+        prompts = latency.slices(bench.tokenizer, bench.texts, count, len(keys))
+    else:
+        prompts = [latency.prompt_of_length(bench.tokenizer, count, f"{seed}/{key}") for key in keys]
+    for key, prompt in zip(keys, prompts, strict=True):
         asks[key] = partial(latency.time_one, bench.client, prompt, regime.output_tokens, regime.output)
     return asks
 

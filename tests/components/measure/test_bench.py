@@ -216,7 +216,7 @@ def web():
 class Plain(BaseHTTPRequestHandler):
     """The OpenAI API without vLLM's additions: no token ids, no /tokenize, no /metrics. Every third answer fails."""
 
-    answers = 0
+    answers, prompts = 0, []
 
     def do_GET(self):
         known = {"/v1/models": {"data": [{"id": "plain"}]}, "/health": {}}
@@ -228,6 +228,7 @@ class Plain(BaseHTTPRequestHandler):
         if self.path != "/v1/completions" or Plain.answers % 3 == 0:
             self.reply(500, json.dumps({"error": {"message": "busy"}}))
             return
+        Plain.prompts.append(body["prompt"])
         count = body["max_tokens"]
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
         events = [{"choices": [{"text": "x", "finish_reason": None}]}] * count
@@ -252,6 +253,19 @@ def test_a_server_without_vllms_additions_is_timed_and_its_failures_count(tiny_m
         result = run(Job(kind="latency", urls=(url,), **asked), tmp_path / "out", tmp_path / "scratch")
         (figures,) = result["figures"]
         assert (figures["one"]["n"], figures["one"]["failed"], figures["one"]["tokens"]) == (6, 3, 4)
+        texts = tmp_path / "texts.jsonl"
+        documents = [f"{number} " + "A cat sits on a long text. " * number for number in range(20)]
+        texts.write_text("".join(json.dumps({"context": text}) + "\n" for text in documents))
+        sliced = Job(kind="latency", urls=(url,), texts=texts, **asked)
+        Plain.prompts.clear()
+        assert run(sliced, tmp_path / "out", tmp_path / "scratch")["figures"][0]["one"]["n"] == 6
+        tokenizer = connect(url, None, tiny_model, False).tokenizer
+        for prompt in Plain.prompts:
+            assert any(text.startswith(tokenizer.decode(prompt)) for text in documents)
+        assert len(set(map(tuple, Plain.prompts))) == 6
+        texts.write_text("".join(json.dumps({"context": text}) + "\n" for text in [*documents[:9], documents[8]]))
+        with pytest.raises(UserError, match="8 of the texts have 20 tokens of their own; 9 are needed"):
+            run(sliced, tmp_path / "out", tmp_path / "scratch")
         prompts = tmp_path / "prompts.jsonl"
         prompts.write_text('{"conversations": [{"role": "user", "content": "Hello"}]}\n')
         with pytest.raises(UserError, match="/metrics: not vLLM's"):
