@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,9 +16,13 @@ from pipelines.bench import app as bench_app
 from pipelines.cluster_cli import app as cluster_app
 from pipelines.connect import connect
 from pipelines.display import console
-from pipelines.options import SHIPPED, Only, Overrides, RecipeName, Start, StoreUrl, planned, recipe_at
-from pipelines.plan import Selection, force, make_plan, render_table, unforce, upload_files
+from pipelines.images_cli import app as images_app
+from pipelines.options import SHIPPED, Forced, Only, Overrides, RecipeName, Start, StoreUrl, planned, recipe_at
+from pipelines.plan import Plan, Selection, force, make_plan, render_table, unforce, upload_files
 from pipelines.recipe import Recipe
+
+if TYPE_CHECKING:
+    from pipelines.engine import Runner
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,6 +34,7 @@ store_app = typer.Typer(no_args_is_help=True, help="The local S3 server (Seaweed
 app.add_typer(store_app, name="store")
 app.add_typer(artifacts_app, name="artifacts")
 app.add_typer(bench_app, name="bench")
+app.add_typer(images_app, name="images")
 app.add_typer(cluster_app)
 
 
@@ -40,20 +45,19 @@ def run(
     recipe: RecipeName,
     only: Only = None,
     start: Start = None,
-    forced: Annotated[
-        list[str] | None,
-        typer.Option("--force", metavar="STAGE", help="Make it anew, and so all below it; holds until --unforce"),
-    ] = None,
+    forced: Forced = None,
     unforced: Annotated[
         list[str] | None, typer.Option("--unforce", metavar="STAGE", help="Go back to the artifact before --force")
     ] = None,
     overrides: Overrides = None,
+    engine_name: Annotated[
+        Literal["local", "docker"], typer.Option("--engine", help="Tasks as processes, or in their roles' images")
+    ] = "local",
     store_url: StoreUrl = None,
 ) -> None:
     """Run a recipe on this machine: what is committed is kept, the rest runs or resumes."""
     from pipelines import summary
     from pipelines.engine import Engine
-    from pipelines.processes import Processes
     from pipelines.progress import Display
 
     loaded = recipe_at(recipe, overrides)
@@ -68,7 +72,7 @@ def run(
     if other := namesake(loaded):
         print(f"qdflash: {other} is called {plan.recipe} too: logs, report and --force are shared", file=sys.stderr)
     out = console()
-    engine = Engine(plan, Display(out), Processes())
+    engine = Engine(plan, Display(out), _runner(engine_name, plan))
     code = engine.run()
     summary.show(out, plan, store, engine.progress, _called(recipe, overrides))
     for state in engine.progress.values():
@@ -235,6 +239,17 @@ def namesake(recipe: Recipe) -> Path | None:
     claim.parent.mkdir(parents=True, exist_ok=True)
     claim.write_text(str(recipe.path))
     return before if before != recipe.path and before.exists() else None
+
+
+def _runner(engine_name: str, plan: Plan) -> "Runner":
+    """Return what starts the tasks; Docker's client is imported only where it is used."""
+    if engine_name == "docker":
+        from pipelines.containers import Containers
+
+        return Containers(plan)
+    from pipelines.processes import Processes
+
+    return Processes()
 
 
 def _called(recipe: str, overrides: list[str] | None) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from pipelines.connect import connect
-from pipelines.options import Only, Overrides, RecipeName, Start, StoreUrl, planned, recipe_at
+from pipelines.options import Forced, Only, Overrides, RecipeName, Start, StoreUrl, planned, recipe_at
 
 app = typer.Typer()
 
@@ -26,10 +26,7 @@ def submit(
     experiment: Annotated[str, typer.Option(help="Experiment, made when it is not there")] = "qdflash",
     only: Only = None,
     start: Start = None,
-    forced: Annotated[
-        list[str] | None,
-        typer.Option("--force", metavar="STAGE", help="Make it anew, and so all below it; holds until --unforce"),
-    ] = None,
+    forced: Forced = None,
     overrides: Overrides = None,
     store_url: StoreUrl = None,
     host: Host = None,

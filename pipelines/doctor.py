@@ -112,18 +112,14 @@ def _gpu() -> Finding:
 
 
 def _docker() -> Finding:
-    if shutil.which("docker") is None:
-        return Finding("note", "docker", "not installed: images cannot be built here; the local engine needs none")
-    answer = subprocess.run(
-        ["docker", "version", "--format", "{{.Server.Version}}"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    if answer.returncode:
-        return Finding("note", "docker", "the client is here, no daemon answers; the local engine needs none")
-    return Finding("ok", "docker", answer.stdout.strip())
+    from pipelines import images
+
+    try:
+        return Finding("ok", "docker", images.engine().version()["Version"])
+    except StageError:
+        return Finding(
+            "note", "docker", "no engine answers: no images, no --engine docker; the local engine needs none"
+        )
 
 
 def _disk() -> Finding:

@@ -23,6 +23,10 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a field; repeatable")
 ]
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="STAGE", help="Run just these; repeatable")]
+Forced = Annotated[
+    list[str] | None,
+    typer.Option("--force", metavar="STAGE", help="Make it anew, and so all below it; holds until --unforce"),
+]
 Start = Annotated[
     list[str] | None, typer.Option("--from", metavar="STAGE", help="Run these and all below them; repeatable")
 ]

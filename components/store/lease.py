@@ -132,6 +132,14 @@ def is_dead(data: bytes) -> bool:
         return True  # no holder can be read from it: leases are put whole, so nobody's write is under way
 
 
+def forget(store: Store, key: str, host: str) -> None:
+    """Take a lease from a host that is gone, such as a container: others could tell only after ``TTL_SECONDS``."""
+    held = store.read(key)
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        if held is not None and json.loads(held)["host"] == host:
+            store.delete(key)
+
+
 def _machine() -> str:
     """This boot of this kernel and this pid namespace: only there does a pid mean the same process."""
     try:

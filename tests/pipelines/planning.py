@@ -27,6 +27,7 @@ IMAGES = [
 ]
 OWN = {"qwen3.5-4b-a10g": ["files.tasks=[smol/quality/ifeval.jsonl]", "files.selection=[]"]}
 """Overrides of recipes whose quality files this project may not ship."""
+Render = Callable[[Path], tuple[Plan, str]]
 REGENERATE = os.environ.get("QDFLASH_REGENERATE") == "1"
 
 

@@ -1,8 +1,6 @@
 """The Argo rendering holds the plan's own argv and edges, and is a Workflow that Argo's own schema takes."""
 
 import re
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +11,11 @@ from components.contract.errors import UserError
 from components.store.backend import Store
 from pipelines.argo import compile_plan
 from pipelines.plan import Plan
-from tests.pipelines.planning import RECIPES, REGENERATE, TINY, commit_all, plan_of
+from tests.pipelines.planning import RECIPES, REGENERATE, TINY, Render, commit_all, plan_of
 from tests.schemas import faults
 
 GOLDEN = Path(__file__).parent / "golden" / "argo"
 PAPER = next(path for path in RECIPES if path.stem == "qwen3.5-4b-a10g")
-Render = Callable[[Path], tuple[Plan, str]]
-
-
-@pytest.fixture(scope="module")
-def rendered(s3_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Render:
-    """Plan and compile a recipe on the empty store, once per module; return the plan and the YAML."""
-
-    @cache
-    def render(path: Path) -> tuple[Plan, str]:
-        plan = plan_of(s3_store, path)
-        output = tmp_path_factory.mktemp(path.stem) / "workflow.yaml"
-        compile_plan(plan, output)
-        return plan, output.read_text()
-
-    return render
 
 
 def templates(workflow: Any) -> dict[str, Any]:

@@ -1,5 +1,3 @@
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +9,10 @@ from components.store.backend import Store
 from pipelines.kubeflow import compile_plan
 from pipelines.plan import Plan, Selection, make_plan
 from pipelines.recipe import load_recipe
-from tests.pipelines.planning import IMAGES, RECIPES, REGENERATE, TINY, commit_all, plan_of
+from tests.pipelines.planning import IMAGES, RECIPES, REGENERATE, TINY, Render, commit_all, plan_of
 
 GOLDEN = Path(__file__).parent / "golden"
 KFP_ARGUMENTS = 5
-Render = Callable[[Path], tuple[Plan, str]]
-
-
-@pytest.fixture(scope="module")
-def rendered(s3_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Render:
-    """Plan and compile a recipe on the empty store, once per module; return the plan and the IR YAML."""
-
-    @cache
-    def render(path: Path) -> tuple[Plan, str]:
-        plan = plan_of(s3_store, path)
-        output = tmp_path_factory.mktemp(path.stem) / "pipeline.yaml"
-        compile_plan(plan, output)
-        return plan, output.read_text()
-
-    return render
 
 
 def compiled(plan: Plan, folder: Path) -> tuple[Any, Any]:

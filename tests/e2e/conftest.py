@@ -1,0 +1,145 @@
+"""A real Docker engine and a real registry of these tests' own, on loopback, with images made of this machine."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from typer.testing import CliRunner
+
+from pipelines import images
+from pipelines.images_cli import app as images_app
+from pipelines.interpreters import ROLES
+from tests.e2e import machine
+
+ALONE = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false")
+
+
+@pytest.fixture(scope="session")
+def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[docker.DockerClient]:
+    """dockerd on a private socket with a data folder of its own; it makes no bridge and no firewall rule."""
+    daemon = shutil.which("dockerd")
+    if daemon is None or os.getuid() != 0:
+        pytest.skip("containers are tested by root with dockerd (Debian: apt-get install docker.io docker-registry)")
+    folder = tmp_path_factory.mktemp("docker")
+    arguments = ["--data-root", folder / "data", "--exec-root", folder / "exec", "-p", folder / "pid", *ALONE]
+    address = f"unix://{folder}/socket"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [daemon, "-H", address, "--storage-driver", "overlay2", *arguments], stdout=log, stderr=log
+        )
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("DOCKER_HOST", address)
+            yield _answering(process, folder / "log")
+    finally:
+        process.terminate()
+        process.wait(60)
+        mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for left in (one for one in mounted if one.startswith(f"{folder}/")):  # a network namespace stays
+            subprocess.run(["umount", left], check=True)
+        shutil.rmtree(folder)
+
+
+def _answering(process: subprocess.Popen[bytes], log: Path) -> docker.DockerClient:
+    for _ in range(300):
+        assert process.poll() is None, log.read_text()[-2000:]
+        try:
+            return images.engine()
+        except images.UserError:
+            time.sleep(0.1)
+    raise AssertionError(log.read_text()[-2000:])
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Debian's docker-registry on a free port: its address."""
+    server = shutil.which("docker-registry")
+    if server is None:
+        pytest.skip("no docker-registry (Debian: apt-get install docker-registry)")
+    folder = tmp_path_factory.mktemp("registry")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    (folder / "config.yml").write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {folder}/data}}}}\nhttp: {{addr: '{address}'}}\n"
+    )
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([server, "serve", folder / "config.yml"], stdout=log, stderr=log)
+    try:
+        for _ in range(100):
+            if b"listening on" in (folder / "log").read_bytes():
+                break
+            time.sleep(0.1)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(30)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def base_image(docker_engine: docker.DockerClient) -> str:
+    """This machine's Python as an image."""
+    return machine.base(docker_engine)
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What images are built from, with a lock of ``core`` that is cut to what a stage and the store need.
+
+    All of it would install for a minute; nothing in how an image is made depends on how many packages it has.
+    """
+    copy = tmp_path_factory.mktemp("checkout")
+    for part in ("components", "pipelines", "locks", "images"):
+        shutil.copytree(machine.ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "lock.yaml"))
+    for part in (".dockerignore", "pyproject.toml", "README.md"):
+        shutil.copy(machine.ROOT / part, copy / part)
+    lock = copy / "locks" / "core.txt"
+    needed = machine.closure("s3fs", "pydantic", "rfc8785", "pyyaml")
+    pins = [line for line in lock.read_text().splitlines() if machine.normal(line.partition("==")[0]) in needed]
+    lock.write_text("\n".join(pins) + "\n")
+    return copy
+
+
+@pytest.fixture(scope="session")
+def builder_image(
+    docker_engine: docker.DockerClient, base_image: str, checkout: Path, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """The base with a folder of wheels: what is built on it needs no network."""
+    folder = tmp_path_factory.mktemp("builder")
+    download = [machine.VENVS / "train/bin/python", "-m", "pip", "download", "--quiet", "--no-deps"]
+    download += ["-d", folder / "wheels", "-r", checkout / "locks" / "core.txt", "setuptools==84.2.1"]
+    subprocess.run(download, check=True, capture_output=True)
+    (folder / "Dockerfile").write_text(f"FROM {base_image}\nCOPY wheels /wheels\n")
+    docker_engine.images.build(path=str(folder), tag="qdflash-test-builder", rm=True)
+    return "qdflash-test-builder"
+
+
+@pytest.fixture(scope="session")
+def core_image(docker_engine: docker.DockerClient, base_image: str, builder_image: str, checkout: Path) -> str:
+    """The image of ``core``, built as a user builds it."""
+    words = ["build", "--base", base_image, "--builder", builder_image, "--role", "core", "--accelerator", "cpu"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+            patch.delenv(name, raising=False)
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", "/wheels")
+        patch.setattr(images, "ROOT", checkout)
+        built = CliRunner().invoke(images_app, words, catch_exceptions=False)
+    assert built.exit_code == 0, built.output
+    return built.stdout.strip().splitlines()[-1].split()[1]
+
+
+@pytest.fixture(scope="session")
+def role_images(docker_engine: docker.DockerClient) -> Iterator[dict[str, str]]:
+    """An image of each role by its ID, as a recipe names it, with this machine's environments."""
+    made = {role: f"qdflash-test-{role}@{machine.role(docker_engine, role)}" for role in ROLES}
+    yield made
+    for name in made.values():
+        docker_engine.images.remove(name.partition("@")[2], force=True)
