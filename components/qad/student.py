@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from components.checkpoint.config import read_config
-from components.checkpoint.grid import PACKED, Quantized, iterate_grid
+from components.checkpoint.config import declared_grids, read_config
+from components.checkpoint.grid import PACKED, SCALE, Quantized, iterate_grid, quantized_modules
 from components.checkpoint.load import load_model
 from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
@@ -141,13 +141,15 @@ class Student:
 
 
 def check_pair(teacher: Path, student: Path, vocabulary: int) -> None:
-    """Compare two model folders and the sequences' vocabulary size by their configs alone: it takes no time.
+    """Compare two model folders and the sequences' vocabulary size by configs and headers alone: it takes no time.
 
     Raises:
-        UserError: they differ in vocabulary, shape or, where the student's head is not quantised, its tying.
+        UserError: they differ in vocabulary, shape (of a quantised module too) or, where the student's head is not
+            quantised, its tying.
     """
     ours, theirs = (_text(read_config(folder)) for folder in (student, teacher))
-    tying = () if f"lm_head.{PACKED}" in Tensors(student) else ("tie_word_embeddings",)
+    packed = Tensors(student)
+    tying = () if f"lm_head.{PACKED}" in packed else ("tie_word_embeddings",)
     for field in ("vocab_size", "hidden_size", "num_hidden_layers", *tying, "model_type"):
         if ours.get(field) != theirs.get(field):
             raise UserError(
@@ -155,6 +157,21 @@ def check_pair(teacher: Path, student: Path, vocabulary: int) -> None:
             )
     if ours["vocab_size"] != vocabulary:
         raise UserError(f"sequences of a vocabulary of {vocabulary}, models of {ours['vocab_size']}: other tokenizers")
+    _check_shapes(Tensors(teacher), packed, declared_grids(student))
+
+
+def _check_shapes(dense: Tensors, packed: Tensors, grids: set[tuple[int, int]]) -> None:
+    """Demand that each quantised module has its dense one's shape; a tied head or an MTP module may have none."""
+    for module in quantized_modules(packed):
+        if f"{module}.weight" in dense and f"{module}.{SCALE}" in packed:
+            shape = dense.shape(f"{module}.weight")
+            rows, columns = shape[0], shape[-1]
+            found = packed.shape(f"{module}.{PACKED}"), packed.shape(f"{module}.{SCALE}")
+            if found not in [((rows, -(-columns * bits // 32)), (rows, columns // group)) for bits, group in grids]:
+                raise UserError(
+                    f"{packed.file(f'{module}.{PACKED}')}: {module} has codes {list(found[0])} and scales "
+                    f"{list(found[1])}, which no grid of the teacher's {list(shape)} has; not a pair"
+                )
 
 
 def _text(config: dict) -> dict:

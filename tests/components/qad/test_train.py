@@ -1,15 +1,17 @@
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from components.checkpoint.load import load_model
 from components.checkpoint.quantize import fake_quantize
 from components.contract.context import Output
 from components.contract.errors import StageError, UserError
 from components.contract.log import Log
+from components.qad.checkpoints import restore_checkpoints, save_checkpoint
 from components.qad.hidden import TeacherStates, head
 from components.qad.loss import forward_kl
 from components.qad.optimizer import batch_indices, learning_rate
@@ -155,16 +157,42 @@ def test_cached_teacher_states_are_the_computed_ones(folders, tmp_path):
     assert cached(3).shape[0] == int(split.mask[3, 1:].sum())
 
 
-def test_nan_stops_with_the_step_named(folders, tmp_path, monkeypatch):
-    finite, calls = forward_kl, []
+def test_nan_names_step_and_batch_and_keeps_what_was_good(folders, tmp_path, monkeypatch):
+    finite, calls, output = forward_kl, [], output_in(tmp_path / "diverging")
+    config = Config(**SETTINGS | {"checkpoint_every": 2, "state_every": 2})
 
     def diverging(*arguments):
         calls.append(1)
-        return finite(*arguments) * (float("nan") if len(calls) > SETTINGS["batch"] else 1.0)
+        return finite(*arguments) * (float("nan") if len(calls) > 2 * SETTINGS["batch"] else 1.0)
 
+    whole = output_in(tmp_path / "whole")
+    train(config, *folders, whole.scratch, whole)
     monkeypatch.setattr("components.qad.train.forward_kl", diverging)
-    with pytest.raises(UserError, match=r"step 2: loss nan"):
-        train(Config(**SETTINGS), *folders, tmp_path, output_in(tmp_path))
+    with pytest.raises(UserError, match=r"step 3: loss nan") as caught:
+        train(config, *folders, output.scratch, output)
+    monkeypatch.undo()
+    indices = batch_indices(2, config.batch, len(read_split(folders[2], "train")), config.seed)
+    assert f"on sequences {indices}" in str(caught.value)
+    assert output.work.folders() == ["checkpoints/step-2", "state"]
+    again = output_in(tmp_path / "again")
+    train(config, *folders, again.scratch, replace(again, work=output.work))
+    for step in (2, 4, 6):
+        name = f"checkpoints/step-{step}/latents.safetensors"
+        assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_a_damaged_checkpoint_of_an_earlier_run_is_not_published(folders, tmp_path):
+    output, store = output_in(tmp_path), Store(str(tmp_path / "store"))
+    student = Student.open(folders[1], torch.float32)
+    for step in (2, 4):
+        save_checkpoint(output.work, output.path, step, student)
+    shutil.rmtree(output.path / "checkpoints")
+    restore_checkpoints(output.work, output.path, 3)
+    assert [path.name for path in (output.path / "checkpoints").iterdir()] == ["step-2"]
+    (key,) = store.keys("_work/qad/x/folders/checkpoints/step-2")
+    store.write(key, (store.read(key) or b"")[:-1])
+    with pytest.raises(UserError, match="_work/qad/x: its checkpoints/step-2 is damaged"):
+        restore_checkpoints(output.work, output.path, 3)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +207,21 @@ def test_another_model_is_refused(folders, tmp_path, field, value):
         check_pair(teacher, folders[1], 320)
     with pytest.raises(UserError, match="999"):
         check_pair(folders[0], folders[1], 999)
+
+
+@pytest.mark.parametrize("part", ["weight_packed", "weight_scale", "config.json"])
+def test_a_grid_of_another_shape_is_refused_from_the_headers(folders, tmp_path, part):
+    """A module of half the rows, or scales that are declared to be of larger groups."""
+    shutil.copytree(folders[1], other := tmp_path / "other")
+    if part == "config.json":
+        config = json.loads((other / part).read_text())
+        config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 64
+        (other / part).write_text(json.dumps(config))
+    else:
+        stored, name = load_file(other / "model.safetensors"), f"model.layers.2.mlp.up_proj.{part}"
+        save_file(stored | {name: stored[name][:64].clone()}, other / "model.safetensors")
+    with pytest.raises(UserError, match=r"mlp\.\w+ has codes .* no grid of the teacher's \[\d+, \d+\]"):
+        check_pair(folders[0], other, 320)
 
 
 def test_a_checkpoint_of_another_grid_is_refused(folders, tmp_path):

@@ -71,3 +71,23 @@ def test_kept_scores_are_not_computed_again(inputs, tmp_path):
     kept = {"step": 2, "kl": -1.0, "top1_agreement": 1.0, "tokens": 1, "codes_changed": 0.5}
     output.work.put("scores/step-00000002.json", json.dumps(kept).encode())
     assert stage.run(stage.Config(dtype="float32"), inputs, output)["kl"] == -1.0
+
+
+def test_accuracy_decides_where_there_are_tasks_and_kl_among_equals(inputs, tmp_path):
+    tasks = tmp_path / "piqa.jsonl"
+    rows = [{"goal": f"item {n}", "sol1": f"take {n}", "sol2": "leave it", "label": n % 2} for n in range(6)]
+    tasks.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    bound = Inputs(inputs.bound | {"tasks": [Input(str(tasks))]})
+    common = {"top1_agreement": 1.0, "tokens": 1, "codes_changed": 0.5}
+    for number, (accuracies, chosen) in enumerate((((0.4, 0.6), 4), ((0.6, 0.4), 2), ((0.5, 0.5), 2))):
+        output = output_in(tmp_path, f"select-{number}")
+        for step, kl, accuracy in zip((2, 4), (0.1, 0.2), accuracies, strict=True):
+            kept = {"step": step, "kl": kl, "accuracy": {"piqa": accuracy}, "mean_accuracy": accuracy, **common}
+            output.work.put(f"scores/step-{step:08d}.json", json.dumps(kept).encode())
+        metrics = stage.run(stage.Config(dtype="float32"), bound, output)
+        document = json.loads((output.path / "scores.json").read_text())
+        assert (document["rule"], document["chosen"], metrics["step"]) == ("highest mean accuracy", chosen, chosen)
+        assert metrics["mean_accuracy"] == max(accuracies)
+        start = document["scores"][0]
+        assert start["step"] == 0
+        assert start["mean_accuracy"] == start["accuracy"]["piqa"] in [n / 6 for n in range(7)]
