@@ -145,7 +145,7 @@ def garbage(store: Store, keep: Iterable[str] = ()) -> list[Garbage]:
     for stage in store.folders("_work"):
         for digest in store.folders(f"_work/{stage}"):
             base = f"_work/{stage}/{digest}"
-            if _is_worked_on(store, stage, digest):
+            if _is_worked_on(store, stage, digest) or not store.keys(base):  # some stores keep empty folders
                 continue
             if read_manifest(store, stage, digest):
                 found.append(Garbage(base, "work of a committed artifact"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from components.contract.errors import TRANSIENT, USER, StageError, UserError, of_machine, one_line
+from components.contract.errors import TRANSIENT, USER, StageError, UserError, of_environment, of_machine, one_line
 from components.store import cache
 from pipelines import seaweed
 from pipelines.artifacts_cli import app as artifacts_app
@@ -161,7 +161,10 @@ def serve(
         if is_recipe:
             folder = bundle_of(recipe_at(bundle, overrides), connect(store_url), _called(bundle, overrides))
         else:
-            folder = cache.fetch(find(connect(store_url), bundle))
+            found = find(connect(store_url), bundle)
+            if found.stage != "bundle":
+                raise UserError(f"{bundle}: a {found.stage}, no bundle; qdflash artifacts list bundle names them")
+            folder = cache.fetch(found)
     argv, environment = command(folder, profile, port, draft)
     print(f"starting vLLM on {folder}; http://127.0.0.1:{port}/health answers once it serves", flush=True)
     os.execve(argv[0], argv, environment)
@@ -264,6 +267,12 @@ def main() -> None:
     except StageError as error:
         print(f"qdflash: {one_line(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        lacks = of_environment(error, "core")
+        if lacks is None:
+            raise
+        print(f"qdflash: {one_line(lacks)}", file=sys.stderr)
+        sys.exit(lacks.exit_code)
     except OSError as error:
         fault = of_machine(error)
         if fault is None:

@@ -18,16 +18,16 @@ SAMPLES = 6
 def run_of(store: Store, text: str, recipe: Recipe | None) -> dict[str, TaskRecord]:
     """Return the tasks of a run: what is committed of a recipe, or what a report's artifact was made from.
 
-    Raises :class:`UserError` when nothing is committed, or the artifact is no report.
+    Raises :class:`UserError` when a task of the recipe is not made yet, or the artifact is no report.
     """
     if recipe is not None:
-        tasks = [task for task in make_plan(recipe, store).tasks if read_manifest(store, task.stage, task.digest)]
-        inputs = {
-            task.name: Input(store.uri(f"{task.stage}/{task.digest}")) for task in tasks if task.stage != "report"
-        }
-        if not inputs:
-            raise UserError(f"{text}: nothing of this recipe is made yet; qdflash run {recipe.path}")
-        return collect(inputs)
+        tasks = [task for task in make_plan(recipe, store).tasks if task.stage not in ("report", "deploy")]
+        if missing := [task.name for task in tasks if not read_manifest(store, task.stage, task.digest)]:
+            raise UserError(
+                f"{text}: {', '.join(missing)} not made yet; qdflash run {text}, or name an earlier run's report "
+                "(qdflash artifacts list report)"
+            )
+        return collect({task.name: Input(store.uri(f"{task.stage}/{task.digest}")) for task in tasks})
     artifact = find(store, text)
     if artifact.stage != "report":
         raise UserError(f"{text}: a {artifact.stage}, no report; qdflash artifacts list report names a run's")

@@ -105,6 +105,8 @@ def run(config, inputs, output):
         if output.work.get("failed") is None:
             output.work.put("failed", b"")
             raise errors.TransientError("probe: not now; try again")
+    elif config.fail == "Import":
+        import a_package_of_another_role  # noqa: F401
     elif config.fail == "Bug":
         raise ValueError("a bug")
     elif config.fail:

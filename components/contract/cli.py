@@ -63,6 +63,11 @@ def main(stage: str, argv: list[str] | None = None) -> int:
     except StageError as error:
         log.event("failed", error=errors.one_line(error))
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if (lacks := errors.of_environment(error, load(stage).ROLE)) is not None:
+            log.event("failed", error=errors.one_line(lacks))
+            return errors.USER
+        return _bug(log, error)
     except KeyboardInterrupt:
         log.event("failed", error="interrupted; run again to continue")
         return errors.TRANSIENT

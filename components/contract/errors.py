@@ -2,6 +2,7 @@
 
 import errno
 import re
+import sys
 
 DONE = 0
 BUG = 1
@@ -55,6 +56,13 @@ def of_machine(error: OSError) -> UserError | None:
     if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
         return UserError(f"{error}; remove what is in the way or choose another path")
     return None
+
+
+def of_environment(error: ModuleNotFoundError, role: str) -> UserError | None:
+    """Say which environment has the package that this interpreter lacks, or None when the module is one of ours."""
+    if error.name is None or error.name.partition(".")[0] in ("components", "pipelines"):
+        return None
+    return UserError(f"{sys.executable} has no {error.name}; run make setup, and this by .venv/{role}/bin/python")
 
 
 def is_shortage(text: str) -> bool:
