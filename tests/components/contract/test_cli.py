@@ -159,7 +159,9 @@ def test_a_wrong_call_names_what_is_wrong(change, says: str, probe: Probe, tmp_p
     assert store.keys("probe") == []
 
 
-@pytest.mark.parametrize(("error", "code"), [("UserError", 2), ("GateError", 3), ("TransientError", 75), ("Import", 2), ("Bug", 1)])
+@pytest.mark.parametrize(
+    ("error", "code"), [("UserError", 2), ("GateError", 3), ("TransientError", 75), ("Import", 2), ("Bug", 1)]
+)
 def test_exit_codes_and_nothing_visible(error: str, code: int, store: Store, probe: Probe):
     call = probe.invocation(store, fail=error)
     result = probe.run(call.argv)
