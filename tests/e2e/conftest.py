@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from pipelines import images
 from pipelines.images_cli import app as images_app
-from pipelines.interpreters import ROLES
 from tests.e2e import machine
 
 ALONE = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false")
@@ -137,9 +136,6 @@ def core_image(docker_engine: docker.DockerClient, base_image: str, builder_imag
 
 
 @pytest.fixture(scope="session")
-def role_images(docker_engine: docker.DockerClient) -> Iterator[dict[str, str]]:
-    """An image of each role by its ID, as a recipe names it, with this machine's environments."""
-    made = {role: f"qdflash-test-{role}@{machine.role(docker_engine, role)}" for role in ROLES}
-    yield made
-    for name in made.values():
-        docker_engine.images.remove(name.partition("@")[2], force=True)
+def train_image(docker_engine: docker.DockerClient) -> str:
+    """An image of ``train`` with this machine's environment, by its ID."""
+    return f"qdflash-test-train@{machine.role(docker_engine, 'train')}"

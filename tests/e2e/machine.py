@@ -57,7 +57,7 @@ class Tree:
     """A tar of files of this machine, readable by everyone, each at a path of our choice."""
 
     def __init__(self, out: io.RawIOBase) -> None:
-        self._tar = tarfile.open(fileobj=out, mode="w|", bufsize=1 << 20)  # noqa: SIM115
+        self._tar = tarfile.open(fileobj=out, mode="w|", bufsize=1 << 20, copybufsize=1 << 20)  # noqa: SIM115
         self._made: set[str] = set()
 
     def folder(self, path: str, mode: int = 0o755) -> None:

@@ -193,6 +193,29 @@ def test_a_container_is_shut_in(builder: Builder, docker_engine: docker.DockerCl
     assert process.wait(60) == 0
 
 
+def test_a_recipes_stages_run_in_their_roles_image(
+    train_image: str, s3: dict[str, str], home: Path, docker_engine: docker.DockerClient
+) -> None:
+    words = ["--store", f"s3://{seaweed.BUCKET}/{home.parent.name}", "--set", "teacher.source.steps=20"]
+    words += ["--set", f"cluster.images.train={train_image}"]
+    chosen = [word for task in ("teacher", "ptq") for word in ("--only", task)]
+    qdflash = [str(Path(sys.executable).with_name("qdflash"))]
+    environment = os.environ | s3
+    run = [*qdflash, "run", "tiny", "--engine", "docker", *chosen, *words]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for task in ("teacher", "ptq"):
+        assert f": {train_image} python -m components." in (home / "logs" / "tiny" / f"{task}.log").read_text()
+    plan = subprocess.run(
+        [*qdflash, "plan", "tiny", "--json", *words], env=environment, capture_output=True, check=True
+    )
+    states = {task["name"]: task["state"] for task in json.loads(plan.stdout)["tasks"]}
+    assert {name for name, state in states.items() if state == "cached"} == {"teacher", "ptq"}
+    assert docker_engine.containers.list(all=True) == []
+    for volume in docker_engine.volumes.list():
+        volume.remove()
+
+
 SCRIPT = """
 import sys, pickle
 import components
