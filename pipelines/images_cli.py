@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.status import Status
 
 from components.contract.errors import USER
-from pipelines.interpreters import ROLES
 
 app = typer.Typer(no_args_is_help=True, help="The roles' images: build, push and pin, check. Needs a Docker engine.")
 
-Role = StrEnum("Role", ROLES)
+Role = StrEnum("Role", ["core", "train", "vllm"])
 
 
 @app.command(epilog="Example: qdflash images build --base python:3.11-slim@sha256:… --accelerator gpu")
@@ -28,14 +28,14 @@ def build(
 
     client = images.engine()
     console = Console(stderr=True)
-    for one in role or ROLES:
+    for one in role or Role:
         with console.status(one) as status:
 
-            def say(line: str, status: object = status) -> None:
+            def say(line: str, status: Status = status) -> None:
                 if ": Step " in line or not console.is_terminal:
                     console.print(line, markup=False, highlight=False, soft_wrap=True)
                 else:
-                    status.update(line[: console.width - 4].replace("[", "\\["))  # type: ignore[attr-defined]
+                    status.update(line[: console.width - 4].replace("[", "\\["))
 
             image = images.build(client, str(one), accelerator, base, builder, say)
         print(f"{one}: qdflash-{one}@{image.id} {image.attrs['Size'] / 1e6:.0f} MB")
