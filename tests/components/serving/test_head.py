@@ -15,16 +15,21 @@ from components.checkpoint.load import load_model
 from components.checkpoint.quantize import integer_codes
 from components.checkpoint.tensors import Tensors
 from components.checkpoint.write import save_quantized, untied_config
-from components.serving.arguments import environment
+from components.serving.arguments import environment, speculative_config
 from components.serving.profiles import CPU
 
 ANSWER = """
 import json, sys
 from vllm import LLM, SamplingParams
-llm = LLM(sys.argv[1], dtype="float32", max_model_len=128, enforce_eager=True, enable_chunked_prefill=False)
+drafter = json.loads(sys.argv[3])
+llm = LLM(
+    sys.argv[1], dtype="float32", max_model_len=128, enforce_eager=True, speculative_config=drafter,
+    enable_chunked_prefill=None if drafter else False, disable_log_stats=False,
+)
 asked = [{"prompt_token_ids": ids} for ids in json.loads(sys.argv[2])]
 found = llm.generate(asked, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
-print("ANSWERS", json.dumps([list(one.outputs[0].token_ids) for one in found]), flush=True)
+drafts = [one.value for one in llm.get_metrics() if one.name == "vllm:spec_decode_num_drafts"]
+print("ANSWERS", json.dumps([sum(drafts), [list(one.outputs[0].token_ids) for one in found]]), flush=True)
 import os
 os._exit(0)
 """
@@ -48,17 +53,24 @@ def quantized_with_head(source: Path, destination: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_an_int4_head_answers_as_its_dense_twin(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("drafted", [False, True], ids=["alone", "under a drafter"])
+def test_an_int4_head_answers_as_its_dense_twin(
+    tiny_model: Path, tiny_draft: Path, tmp_path: Path, drafted: bool
+) -> None:
+    """The drafter has no head of its own: it takes the target's."""
     folder = quantized_with_head(tiny_model, tmp_path / "target")
-    argv = [sys.executable, "-c", ANSWER, str(folder), json.dumps(PROMPTS)]
+    drafter = speculative_config(CPU, tiny_draft) if drafted else None
+    argv = [sys.executable, "-c", ANSWER, str(folder), json.dumps(PROMPTS), json.dumps(drafter)]
     done = subprocess.run(
         argv, env={**os.environ, **environment(CPU)}, capture_output=True, text=True, timeout=400, check=False
     )
     said = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
     assert said, (done.stdout + done.stderr)[-3000:]
+    drafts, answers = json.loads(said[0].removeprefix("ANSWERS "))
+    assert (drafts > 0) == drafted
     twin = load_model(folder, torch.float32)
     assert not torch.equal(twin.lm_head.weight, twin.get_input_embeddings().weight)
-    for prompt, answer in zip(PROMPTS, json.loads(said[0].removeprefix("ANSWERS ")), strict=True):
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
         with torch.inference_mode():
             logits = twin(input_ids=torch.tensor([prompt + answer]), use_cache=False).logits[0, len(prompt) - 1 : -1]
         behind = logits.amax(-1) - logits.gather(1, torch.tensor(answer).unsqueeze(1)).squeeze(1)
