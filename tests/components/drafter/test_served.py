@@ -16,12 +16,15 @@ from components.checkpoint.load import load_model
 from components.drafter import forward, model
 from components.drafter.blocks import lay_out
 from components.drafter.features import TargetFeatures
+from components.gptq.folder import read
 from tests.components.drafter.runs import drafter_stage
+from tests.components.gptq.test_stage import quantize
 from tests.components.tiny_models import HYBRID, SHAPE
 
 SERVER_PYTHON = Path(sys.prefix).parent / "vllm/bin/python"
 PHRASES, KNOWN, PERIOD, TOKENS, BLOCK = 12, 7, 24, 60, 4
 TIE = 0.06
+WINDOW = 16
 ALONE = range(4, 9)  # phrases of both kinds
 DEEP = {**SHAPE, "num_hidden_layers": 5, "tie_word_embeddings": True}
 DEEP_HYBRID = {
@@ -140,7 +143,12 @@ def replay(drafter: torch.nn.Module, target: torch.nn.Module, ids: torch.Tensor,
 
 @pytest.mark.parametrize(("kind", "draft_vocabulary"), [("qwen3", 160), ("qwen3_5", None)])
 def test_served_drafts_are_those_of_our_forward_and_change_no_answer(kind, draft_vocabulary, tiny_model, tmp_path):
-    """Pure attention in float32 with a trimmed vocabulary; the hybrid in BF16, whose states are rolled back."""
+    """Two pairs: what each has in common with real ones differs.
+
+    Pure attention in float32: a quantised drafter with a trimmed vocabulary and a window shorter than the texts.
+    The hybrid in BF16, whose states are rolled back: a dense drafter with full attention. That logits agree says that
+    the server has every tensor, and the mask of our forward: neither causal nor wider than the window.
+    """
     torch.manual_seed(0)
     exact = kind == "qwen3"
     taught = Qwen3ForCausalLM(Qwen3Config(**DEEP)) if exact else Qwen3_5ForCausalLM(Qwen3_5TextConfig(**DEEP_HYBRID))
@@ -150,14 +158,21 @@ def test_served_drafts_are_those_of_our_forward_and_change_no_answer(kind, draft
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(tiny_model / name, folder)
     chats = write_chats(tmp_path / "chats")
-    config = CONFIG | {"draft_vocabulary": draft_vocabulary}
+    config = CONFIG | {"draft_vocabulary": draft_vocabulary, "window": WINDOW if exact else None}
     _, draft = drafter_stage(tmp_path, config, {"target": folder, "chats": chats})
+    if exact:
+        draft, metrics = quantize(draft, folder, chats, tmp_path / "gptq", method="gptq", held_out=0.1)
+        assert metrics["quantized"] == 15
 
     served = serve(tmp_path, folder, draft, "float32" if exact else "bfloat16")
 
     target = load_model(folder, torch.float32 if exact else torch.bfloat16)
-    drafter = model.attach(model.read(draft), target)
-    model.load_weights(drafter, draft)
+    if exact:
+        drafter = read(draft, target)
+        assert model.window_of(drafter) == WINDOW < TOKENS
+    else:
+        drafter = model.attach(model.read(draft), target)
+        model.load_weights(drafter, draft)
     drafter.to(target.dtype)
     for how, phrase in (("alone", ALONE), ("together", range(PHRASES))):
         check_answers(target, drafter, served[how], phrase, exact, f"{kind}, {how}")
