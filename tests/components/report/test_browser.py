@@ -66,7 +66,8 @@ def a_run(scale, damping):
 def look(page, width, *flags, folder):
     """Open a page in Chromium in a frame so wide; return what the probe finds and what the console says."""
     chromium = shutil.which("chromium")
-    assert chromium, "chromium is missing: apt-get install chromium"
+    if chromium is None:
+        pytest.skip("no browser here (Debian: apt-get install chromium)")
     (folder / "probe.html").write_text(PROBE % (width, page.name))
     argv = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", *flags]
     argv += [f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=5000"]
