@@ -159,7 +159,8 @@ def training(tasks: Tasks) -> list[dict[str, Any]]:
                 }
             )
             if served is not None:
-                rows.append({"what": "served acceptance length less that", "value": _number(served - predicted)})
+                what = f"{task.name}: how much longer the served acceptance length is"
+                rows.append({"what": what, "value": _number(served - predicted)})
     return rows
 
 
