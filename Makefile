@@ -1,6 +1,6 @@
 # make setup   the three environments (.venv/core, .venv/train, .venv/vllm) from locks/
 # make demo    setup, then a real small model from prompts to a served pair
-# make check   lint, types and the fast tests (3 and a half minutes on 2 cores)
+# make check   lint, types and the fast tests (under 3 minutes on 2 cores)
 # make test    every test
 # make lint    lint and types only
 # make clean   remove the environments and caches (not the artifacts in .qdflash)

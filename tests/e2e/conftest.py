@@ -1,4 +1,4 @@
-"""A real Docker engine and a real registry of these tests' own, on loopback, with images made of this machine."""
+"""A state folder for the command; a real Docker engine and registry of these tests' own, with images of this machine."""
 
 import os
 import shutil
@@ -15,8 +15,20 @@ from typer.testing import CliRunner
 from pipelines import images
 from pipelines.images_cli import app as images_app
 from tests.e2e import machine
+from tests.e2e.command import QDFLASH
 
 ALONE = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A state folder and a store of a module's own, as the environment of ``qdflash``."""
+    folder = tmp_path_factory.mktemp("home")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "QDFLASH_"))} | {
+        "QDFLASH_HOME": str(folder)
+    }
+    yield environment
+    subprocess.run([QDFLASH, "store", "down"], env=environment, check=True, timeout=60)
 
 
 @pytest.fixture(scope="session")

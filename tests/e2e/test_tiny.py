@@ -14,33 +14,13 @@ from pathlib import Path
 
 import pytest
 
-QDFLASH = str(Path(sys.executable).with_name("qdflash"))
+from tests.e2e.command import QDFLASH, qdflash
+
 KILLED = ("regen_a", "qad", "drafter_2")
 PROGRESS = re.compile(r"^\S+ \S+ progress done=(\d+) total=(\d+)", re.MULTILINE)
 STARTED = re.compile(r"^\S+ \S+ started .*pid=(\d+)", re.MULTILINE)
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "QDFLASH_"))} | {
-        "QDFLASH_HOME": str(folder)
-    }
-    yield environment
-    subprocess.run([QDFLASH, "store", "down"], env=environment, check=True, timeout=60)
-
-
-def qdflash(environment, *words, check=True):
-    result = subprocess.run(
-        [QDFLASH, *words], env=environment, capture_output=True, text=True, timeout=1500, check=False
-    )
-    if check and result.returncode != 0:
-        raise AssertionError(
-            f"qdflash {' '.join(words)} ended with {result.returncode}\n{result.stdout}\n{result.stderr}"
-        )
-    return result
 
 
 def plan(environment, *words):
