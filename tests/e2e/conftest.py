@@ -1,4 +1,4 @@
-"""A state folder for the command; a real Docker engine and registry of these tests' own, with images of this machine."""
+"""A state folder for the command; a Docker engine and a registry of these tests' own, with images of this machine."""
 
 import os
 import shutil
