@@ -21,7 +21,7 @@ ALONE = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A state folder and a store of a module's own, as the environment of ``qdflash``."""
     folder = tmp_path_factory.mktemp("home")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "QDFLASH_"))} | {

@@ -15,14 +15,14 @@ SMALLER = ("prompts_eval.count=4", "prompts_a.count=8", "regen.max_tokens=24", "
 TURN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_smollm2_answers_the_demo_s_prompts(home: dict[str, str], tmp_path: Path) -> None:
+def test_smollm2_answers_the_demo_s_prompts(own_home: dict[str, str], tmp_path: Path) -> None:
     chosen = [word for stage in STAGES for word in ("--only", stage)]
     chosen += [word for knob in SMALLER for word in ("--set", knob)]
-    qdflash(home, "run", "smol", *chosen)
-    planned = json.loads(qdflash(home, "plan", "smol", "--json", *chosen).stdout)["tasks"]
+    qdflash(own_home, "run", "smol", *chosen)
+    planned = json.loads(qdflash(own_home, "plan", "smol", "--json", *chosen).stdout)["tasks"]
     made = {task["name"]: f"{task['stage']}/{task['digest']}" for task in planned}
     for task in ("teacher", "regen_a"):
-        qdflash(home, "artifacts", "export", made[task], str(tmp_path / task))
+        qdflash(own_home, "artifacts", "export", made[task], str(tmp_path / task))
     tokenizer = Tokenizer.from_file(str(tmp_path / "teacher/tokenizer.json"))
     end = tokenizer.token_to_id("<|im_end|>")
     rows = [

@@ -57,34 +57,34 @@ def kill_at_work(environment, task):
     raise AssertionError(f"{task} was not seen at work within 900 s:\n{log_of(environment, task)[-2000:]}")
 
 
-def test_killed_stages_continue_and_redo_only_work_in_flight(home):
-    killed = {task: kill_at_work(home, task) for task in KILLED}
-    result = qdflash(home, "run", "tiny")
+def test_killed_stages_continue_and_redo_only_work_in_flight(own_home):
+    killed = {task: kill_at_work(own_home, task) for task in KILLED}
+    result = qdflash(own_home, "run", "tiny")
     assert "report" in result.stdout
     for task, (done, total, length) in killed.items():
-        shown = PROGRESS.findall(log_of(home, task)[length:])
+        shown = PROGRESS.findall(log_of(own_home, task)[length:])
         assert shown, f"{task} showed no progress after it was killed"
         first, last = int(shown[0][0]), int(shown[-1][0])
         assert first >= done, f"{task} had {done} of {total} done when it was killed and began again at {first}"
         assert last == int(shown[-1][1])
 
 
-def test_everything_is_committed_whole_and_cached(home):
-    states = {name: task["state"] for name, task in plan(home).items()}
+def test_everything_is_committed_whole_and_cached(own_home):
+    states = {name: task["state"] for name, task in plan(own_home).items()}
     assert {name for name, state in states.items() if state != "cached"} <= {"deploy"}
-    listed = json.loads(qdflash(home, "artifacts", "list", "--json").stdout)
+    listed = json.loads(qdflash(own_home, "artifacts", "list", "--json").stdout)
     assert len(listed) >= len(states) - 1
-    assert qdflash(home, "artifacts", "verify").returncode == 0
+    assert qdflash(own_home, "artifacts", "verify").returncode == 0
     started = time.monotonic()
-    qdflash(home, "run", "tiny")
+    qdflash(own_home, "run", "tiny")
     assert time.monotonic() - started < 60
 
 
-def test_the_figures_of_the_run_make_sense(home):
-    tasks = plan(home)
+def test_the_figures_of_the_run_make_sense(own_home):
+    tasks = plan(own_home)
 
     def metrics(name):
-        return json.loads(qdflash(home, "artifacts", "show", tasks[name]["digest"], "--json").stdout)["metrics"]
+        return json.loads(qdflash(own_home, "artifacts", "show", tasks[name]["digest"], "--json").stdout)["metrics"]
 
     regenerated = metrics("regen_a")
     assert regenerated["rows"] == regenerated["written"] == 40
@@ -97,18 +97,18 @@ def test_the_figures_of_the_run_make_sense(home):
     assert metrics("gate")["passed"] is True
 
 
-def test_a_late_knob_reruns_only_what_depends_on_it(home):
-    changed = plan(home, "--set", "gptq.damping=0.02")
+def test_a_late_knob_reruns_only_what_depends_on_it(own_home):
+    changed = plan(own_home, "--set", "gptq.damping=0.02")
     running = {name for name, task in changed.items() if task["state"] == "run"}
     assert running == {"gptq", "bundle", "measure_pair", "gate", "report", "deploy"}
     assert "damping" in changed["gptq"]["why"]
-    qdflash(home, "run", "tiny", "--set", "gptq.damping=0.02")
-    rerun = plan(home, "--set", "gptq.damping=0.02")
+    qdflash(own_home, "run", "tiny", "--set", "gptq.damping=0.02")
+    rerun = plan(own_home, "--set", "gptq.damping=0.02")
     assert {name for name, task in rerun.items() if task["state"] == "run"} <= {"deploy"}
 
 
-def test_an_early_knob_reruns_everything_below(home):
-    changed = plan(home, "--set", "prompts_a.count=20")
+def test_an_early_knob_reruns_everything_below(own_home):
+    changed = plan(own_home, "--set", "prompts_a.count=20")
     assert all(
         changed[name]["state"] == "run"
         for name in (
@@ -127,10 +127,10 @@ def test_an_early_knob_reruns_everything_below(home):
     assert changed["teacher"]["state"] == "cached"
 
 
-def test_a_corrupted_artifact_is_named(home):
+def test_a_corrupted_artifact_is_named(own_home):
     """Last: it damages the store."""
-    bundle = plan(home)["gptq"]
-    listed = json.loads(qdflash(home, "artifacts", "show", bundle["digest"], "--json").stdout)
+    bundle = plan(own_home)["gptq"]
+    listed = json.loads(qdflash(own_home, "artifacts", "show", bundle["digest"], "--json").stdout)
     code = (
         "import sys; from components.store.backend import Store\n"
         "from pipelines.connect import connect\n"
@@ -138,7 +138,7 @@ def test_a_corrupted_artifact_is_named(home):
         "store.write(key, bytes(data))"
     )
     key = f"gptq/{bundle['digest']}/{listed['attempt']}/model.safetensors"
-    subprocess.run([sys.executable, "-c", code, key], env=home, check=True, timeout=60)
-    result = qdflash(home, "artifacts", "verify", bundle["digest"], check=False)
+    subprocess.run([sys.executable, "-c", code, key], env=own_home, check=True, timeout=60)
+    result = qdflash(own_home, "artifacts", "verify", bundle["digest"], check=False)
     assert result.returncode == 2
     assert "model.safetensors" in result.stdout + result.stderr
