@@ -33,7 +33,8 @@ def measure(
         ``by_window`` {window or ``none``: {``lengths`` {regime: {``acceptance_length``, ``latency``}}, ``keeps``}} and
         ``chosen``, a window or None; see :func:`choose`.
     """
-    found: Row = {}
+    alone = config.answers.model_copy(update={"concurrent_prompts": 0})
+    config, found = config.model_copy(update={"answers": alone}), {}
     ledger = Ledger(output, len(prompts) * len(config.latency) * (1 + len(config.windows)))
     for window in (None, *config.windows):
         name = str(window or FULL)
@@ -47,7 +48,7 @@ def measure(
                 where.path.mkdir(parents=True)
                 bench = suites.Bench(config, tokenizer, server.client, ledger, where)
                 asked = [behind(prompt, wanted.input_tokens, tokenizer, f"{name}/{regime}") for prompt in prompts]
-                samples = [sample for sample in suites.greedy(bench, asked) if sample["concurrency"] == 1]
+                samples = suites.greedy(bench, asked)
                 times = [1000 * sample["seconds"] for sample in samples]
                 low, high = median_interval(times, config.seed)
                 found[name]["lengths"][regime] = {

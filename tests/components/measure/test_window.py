@@ -76,7 +76,7 @@ def test_prompts_of_every_length_are_drafted_for(tiny_model, tiny_draft, tmp_pat
 
     config = Config(
         profile=CPU.model_copy(update={"dtype": "float32", "max_model_len": 256}),
-        answers=Answers(max_tokens=16, concurrent_prompts=0),
+        answers=Answers(max_tokens=16),
         latency={name: Regime(input_tokens=length, output_tokens=16) for name, length in LENGTHS.items()},
     )
     (tmp_path / "out").mkdir()
