@@ -34,7 +34,8 @@ def measure(
         ``chosen``, a window or None; see :func:`choose`.
     """
     alone = config.answers.model_copy(update={"concurrent_prompts": 0})
-    config, found = config.model_copy(update={"answers": alone}), {}
+    config = config.model_copy(update={"answers": alone})
+    found: dict[str, Any] = {}
     ledger = Ledger(output, len(prompts) * len(config.latency) * (1 + len(config.windows)))
     for window in (None, *config.windows):
         name = str(window or FULL)
