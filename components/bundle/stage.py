@@ -13,7 +13,15 @@ from components.contract.context import Inputs, Output
 from components.contract.digest import StageConfig, file_sha256
 from components.contract.errors import UserError
 from components.contract.stage import Port
-from components.serving.profiles import DRAFT_FOLDER, PROFILES, SERVING_FILE, Profile, Serving, write_serving
+from components.serving.profiles import (
+    DRAFT_FOLDER,
+    PROFILES,
+    SERVING_FILE,
+    SUMS_FILE,
+    Profile,
+    Serving,
+    write_serving,
+)
 from components.store.links import link
 
 ROLE = "core"
@@ -31,8 +39,8 @@ OUTPUTS = {
     "lineage.json": "digest, config and inputs of every artifact that led here, down to the prompts",
     "SHA256SUMS": "checksums of all files, for sha256sum -c",
 }
-CARD, LINEAGE, SUMS = "README.md", "lineage.json", "SHA256SUMS"
-OWN = {SERVING_FILE, CARD, LINEAGE, SUMS}
+CARD, LINEAGE = "README.md", "lineage.json"
+OWN = {SERVING_FILE, CARD, LINEAGE, SUMS_FILE}
 
 
 class Config(StageConfig):
@@ -87,7 +95,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     (output.path / CARD).write_text(card(output.path, serving, shape, ancestors, sources))
     sizes = {path: path.stat().st_size for path in sorted(output.path.rglob("*")) if path.is_file()}
     sums = [f"{file_sha256(path)}  {path.relative_to(output.path).as_posix()}\n" for path in sizes]
-    (output.path / SUMS).write_text("".join(sums))
+    (output.path / SUMS_FILE).write_text("".join(sums))
     draft_bytes = sum(size for path, size in sizes.items() if path.is_relative_to(output.path / DRAFT_FOLDER))
     return {
         "files": len(sizes) + 1,

@@ -11,13 +11,16 @@ from components.contract.errors import GateError
 from components.contract.stage import Port
 
 ROLE = "core"
-VERSION = 2
+VERSION = 3
 MEMOISED = False
 INPUTS = {
     "bundle": Port("the bundle to serve"),
     "verdict": Port("the gate's verdict on that bundle"),
 }
-OUTPUTS = {"values.yaml": "values of the chart charts/qdflash: image, bundle, and every vLLM argument"}
+OUTPUTS = {
+    "values.yaml": "values of the chart charts/qdflash: image, bundle with its checksum and its acceptance length's "
+    "lower bound, and every vLLM argument"
+}
 
 
 class Config(StageConfig):
@@ -38,17 +41,28 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     if not inputs["verdict"].metrics["passed"]:
         raise GateError(f"deploy: the gate refused this bundle: {', '.join(inputs['verdict'].metrics['failed'])}")
     bundle = inputs["bundle"].artifact
-    if bundle.digest not in _measured(inputs["verdict"]):
+    measured = _measurements(inputs["verdict"], bundle.digest)
+    if not measured:
         raise GateError(f"deploy: the verdict was not given on bundle {bundle.digest[:16]}; run its gate")
     serving = load_serving(inputs["bundle"].file("serving.yaml"))
-    rendered = values(bundle, serving, config.profile, config.image)
+    rendered = values(bundle, serving, config.profile, config.image, _floor(measured))
     storage_uri = rendered["bundle"]["uri"]
     (output.path / "values.yaml").write_text(yaml.safe_dump(rendered, sort_keys=False))
     output.log.event("rendered", profile=config.profile, storage_uri=storage_uri)
     return {"profile": config.profile, "storage_uri": storage_uri}
 
 
-def _measured(verdict: Input) -> set[str]:
-    """Return the digests of what the verdict's evidence was taken from."""
+def _measurements(verdict: Input, digest: str) -> list[Input]:
+    """Return what of the verdict's evidence was taken from the artifact with this digest."""
     evidence = [one for uris in verdict.artifact.manifest["inputs"].values() for one in map(Input, uris)]
-    return {Input(uri).digest for one in evidence for uris in one.artifact.manifest["inputs"].values() for uri in uris}
+    return [
+        one
+        for one in evidence
+        if digest in {Input(uri).digest for uris in one.artifact.manifest["inputs"].values() for uri in uris}
+    ]
+
+
+def _floor(measured: list[Input]) -> float | None:
+    """Return the lower 95 % bound of the bundle's acceptance length, or None where it was not measured."""
+    lows = [(one.metrics.get("acceptance_length") or {}).get("low") for one in measured]
+    return min((low for low in lows if low is not None), default=None)

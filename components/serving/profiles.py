@@ -12,6 +12,7 @@ from components.contract.faults import explain
 
 SERVING_FILE = "serving.yaml"
 DRAFT_FOLDER = "draft"
+SUMS_FILE = "SHA256SUMS"
 
 VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
 VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]

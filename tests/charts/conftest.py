@@ -16,6 +16,7 @@ from components.store.backend import Store
 
 CHART = Path(__file__).parents[2] / "charts" / "qdflash"
 IMAGE = f"registry.example/qdflash-vllm@sha256:{'b' * 64}"
+SUMS = "c" * 64
 PAIR = Serving(served_model_name="pair", profiles={"a10g": A10G.model_copy(update={"num_speculative_tokens": 15})})
 
 Objects = dict[str, dict[str, Any]]
@@ -27,8 +28,9 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The deploy stage's own values, as they come back from its file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-        bundle = Artifact(Store("s3://bucket/runs"), "bundle", "a" * 64, {"attempt": "0123456789ab"})
-        written = yaml.safe_dump(values(bundle, PAIR, "a10g", IMAGE))
+        files = [{"path": "SHA256SUMS", "size": 1, "sha256": SUMS}]
+        bundle = Artifact(Store("s3://bucket/runs"), "bundle", "a" * 64, {"attempt": "0123456789ab", "files": files})
+        written = yaml.safe_dump(values(bundle, PAIR, "a10g", IMAGE, acceptance_floor=3.0))
     return yaml.safe_load(written)
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import helm_python
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from components.serving.arguments import arguments, environment
-from tests.charts.conftest import CHART, IMAGE, PAIR, Render, merged
+from tests.charts.conftest import CHART, IMAGE, PAIR, SUMS, Render, merged
 from tests.schemas import faults, pod_spec
 
 MODES = ("kserve", "deployment")
@@ -17,6 +18,16 @@ KEY = {"apiKey": {"secretName": "clients", "secretKey": "api-key"}}
 ROLE = {"s3": {"roleArn": "arn:aws:iam::123456789012:role/read-bundles", "region": "eu-west-1"}}
 SECRET = {"s3": {"secretName": "store", "endpoint": "http://seaweedfs.qdflash.svc:8333", "region": "us-east-1"}}
 MONITOR = {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
+ALERTS = {
+    "alerts": {
+        "enabled": True,
+        "labels": {"release": "prometheus"},
+        "firstTokenSeconds": 3,
+        "interTokenSeconds": 0.2,
+        "waiting": 8,
+    },
+    "dashboard": {"enabled": True, "labels": {"grafana_dashboard": "1", "team": "serving"}},
+}
 KEDA = {
     "keda": {
         "enabled": True,
@@ -47,9 +58,9 @@ NO_GPU = {
     "nodeSelector": {"node.kubernetes.io/instance-type": None},
     "tolerations": {"gpu": None},
 }
-SWITCHES = ({}, KEY, ROLE, SECRET, MONITOR, KEDA, BARE, PLACED, NO_GPU)
+SWITCHES = ({}, KEY, ROLE, SECRET, MONITOR, ALERTS, KEDA, BARE, PLACED, NO_GPU)
 VARIANTS = [merged({"mode": mode}, switch) for mode, switch in itertools.product(MODES, SWITCHES)]
-EVERYTHING = [merged(merged(merged(merged({"mode": mode}, KEY), SECRET), MONITOR), KEDA) for mode in MODES]
+EVERYTHING = [reduce(merged, (KEY, SECRET, MONITOR, ALERTS, KEDA), {"mode": mode}) for mode in MODES]
 
 
 @pytest.mark.parametrize("changes", [*VARIANTS, *EVERYTHING], ids=str)
@@ -79,9 +90,10 @@ def test_vllm_is_called_as_the_bundle_says(render: Render, mode: str) -> None:
     expected = arguments(
         PAIR.profile("a10g"), "/mnt/models", "/mnt/models/draft", served_model_name="pair", host="0.0.0.0", port=8080
     )
-    assert container["command"] + container["args"] == [*expected, "--shutdown-timeout", "60"]
+    assert container["command"] == ["python", "-m", "components.serving.start"]
+    assert ["vllm", *container["args"]] == [*expected, "--shutdown-timeout", "60"]
     variables = {one["name"]: one["value"] for one in container["env"]}
-    assert variables == {**environment(PAIR.profile("a10g")), "HOME": "/tmp"}
+    assert variables == {**environment(PAIR.profile("a10g")), "HOME": "/tmp", "QDFLASH_SUMS": SUMS}
     assert container["image"] == IMAGE
 
 
@@ -98,6 +110,7 @@ def test_kinds_by_mode_and_switch(render: Render) -> None:
     assert set(render(BARE)) == {"ServiceAccount", "ServingRuntime", "InferenceService"}
     assert set(render(MONITOR)) - set(render()) == {"ServiceMonitor", "Service"}
     assert set(render(KEDA)) - set(render()) == {"ScaledObject"}
+    assert set(render(ALERTS)) - set(render()) == {"PrometheusRule", "ConfigMap"}
 
 
 def test_the_inference_service_names_the_runtime_the_account_and_the_prefix(render: Render) -> None:
@@ -147,7 +160,7 @@ def test_a_slow_start_is_waited_for_and_a_stop_too(render: Render, mode: str) ->
     container = server(objects)
     startup = container["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] == 30 * 60
-    for probe in (startup, container["readinessProbe"]):
+    for probe in (startup, container["readinessProbe"], container["livenessProbe"]):
         assert probe["exec"]["command"] == ["python", "-m", "components.serving.ready", "--port", "8080"]
     assert container["args"][-2:] == ["--shutdown-timeout", "90"]
     pod = pod_spec(objects["InferenceService" if mode == "kserve" else "Deployment"])

@@ -15,7 +15,8 @@ labels:
 
 {{- define "qdflash.container" -}}
 image: {{ .Values.image }}
-command: [vllm]
+# In either mode: every file is compared with the checksums named here, then this process becomes vLLM.
+command: [python, -m, components.serving.start]
 args:
   {{- toYaml .Values.serving.args | nindent 2 }}
   - --shutdown-timeout
@@ -26,6 +27,7 @@ args:
   {{- end }}
 env:
   - {name: HOME, value: /tmp}
+  - {name: QDFLASH_SUMS, value: {{ .Values.bundle.sums | quote }}}
   {{- range $name, $value := .Values.serving.env }}
   - name: {{ $name }}
     value: {{ $value | quote }}
@@ -52,8 +54,9 @@ readinessProbe:
   periodSeconds: 20
   timeoutSeconds: 10
   failureThreshold: 3
+# /health answers while the engine hangs; a token does not.
 livenessProbe:
-  httpGet: {path: /health, port: http}
+  exec: {command: {{ include "qdflash.ready" . }}}
   periodSeconds: 30
   timeoutSeconds: 10
   failureThreshold: 5
@@ -116,4 +119,9 @@ rollingUpdate: {maxSurge: 0, maxUnavailable: 1}
 {{/* What a scaler changes: KServe makes the Deployment of an InferenceService under a name of its own. */}}
 {{- define "qdflash.workload" -}}
 {{ .Release.Name }}{{ if eq .Values.mode "kserve" }}-predictor{{ end }}
+{{- end }}
+
+{{/* Labels of the pods' own series: a Deployment's pods are NAME-HASH-RANDOM, and other releases' names may begin alike. */}}
+{{- define "qdflash.series" -}}
+namespace="{{ .Release.Namespace }}",pod=~"{{ include "qdflash.workload" . }}-[a-z0-9]+-[a-z0-9]{5}"
 {{- end }}

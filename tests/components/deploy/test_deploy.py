@@ -1,5 +1,6 @@
 """What the deploy stage writes for a gated bundle, and what it refuses."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ def bundle(tmp_path: Path, home: Path) -> Artifact:
     folder = tmp_path / "bundle"
     folder.mkdir()
     write_serving(folder, PAIR)
+    (folder / "SHA256SUMS").write_text("sums")
     return commit(Store(str(tmp_path / "store")), "bundle", "b" * 64, folder, MANIFEST)[0]
 
 
-def verdict_on(bundle: Artifact, folder: Path, passed: bool) -> Artifact:
+def verdict_on(bundle: Artifact, folder: Path, passed: bool, acceptance: dict[str, Any] | None = None) -> Artifact:
     folder.mkdir()
     (folder / "page").write_text("x")
-    measured, _ = commit(bundle.store, "measure", "c" * 64, folder, {**MANIFEST, "inputs": {"model": [bundle.uri]}})
+    about = {**MANIFEST, "inputs": {"model": [bundle.uri]}}
+    about["metrics"] = {"acceptance_length": acceptance} if acceptance else {}
+    measured, _ = commit(bundle.store, "measure", "c" * 64, folder, about)
     metrics = {"passed": passed, "failed": [] if passed else ["parity"]}
     judged = {**MANIFEST, "inputs": {"measurements": [measured.uri]}, "metrics": metrics}
     return commit(bundle.store, "gate", "d" * 64, folder, judged)[0]
@@ -52,13 +56,16 @@ def deploy(bundle: Artifact, verdict: Artifact) -> tuple[int, Artifact | None]:
 
 
 def test_the_values_hold_every_argument_of_the_bundle_s_profile(bundle: Artifact, tmp_path: Path) -> None:
-    code, made = deploy(bundle, verdict_on(bundle, tmp_path / "measured", True))
+    verdict = verdict_on(bundle, tmp_path / "measured", True, {"value": 3.2, "low": 3.01236, "high": 3.4})
+    code, made = deploy(bundle, verdict)
     assert code == 0
     assert made is not None
     written = yaml.safe_load(bundle.store.read(made.key("values.yaml")) or b"")
     assert written["bundle"]["artifact"] == bundle.uri
     assert written["bundle"]["uri"] == bundle.store.uri(bundle.key("")) == made.metrics["storage_uri"]
     assert written["bundle"]["uri"].endswith(f"/{bundle.manifest['attempt']}/")
+    assert written["bundle"]["sums"] == hashlib.sha256(b"sums").hexdigest()
+    assert written["bundle"]["acceptanceFloor"] == 3.0124
     expected = arguments(
         PAIR.profiles["a10g"], "/mnt/models", "/mnt/models/draft", host="0.0.0.0", port=written["serving"]["port"]
     )
@@ -85,3 +92,18 @@ def test_a_bundle_without_the_profile_or_its_block_is_refused(bundle: Artifact) 
         values(bundle, PAIR, "h200", "image")
     with pytest.raises(UserError, match="num_speculative_tokens"):
         values(bundle, Serving(profiles={"a10g": A10G}), "a10g", "image")
+
+
+@pytest.mark.parametrize("acceptance", [None, {"value": None, "low": None, "high": None}, {"value": 2.0, "low": None}])
+def test_a_bundle_without_an_interval_has_no_floor(bundle: Artifact, tmp_path: Path, acceptance: dict | None) -> None:
+    code, made = deploy(bundle, verdict_on(bundle, tmp_path / "measured", True, acceptance))
+    assert code == 0
+    assert made is not None
+    assert "acceptanceFloor" not in yaml.safe_load(bundle.store.read(made.key("values.yaml")) or b"")["bundle"]
+
+
+def test_a_bundle_without_checksums_is_refused(bundle: Artifact) -> None:
+    files = [one for one in bundle.files if one["path"] != "SHA256SUMS"]
+    without = Artifact(bundle.store, "bundle", bundle.digest, {**bundle.manifest, "files": files})
+    with pytest.raises(UserError, match="has no SHA256SUMS"):
+        values(without, PAIR, "a10g", "image")
