@@ -30,7 +30,7 @@ def _schema_faults(text: str) -> list[str]:
     """Check one object's JSON; variants that share an object pay once."""
     one, found = json.loads(text), []
     if one["apiVersion"].startswith(CUSTOM):
-        if validator := _crds().get((one["apiVersion"], one["kind"])):
+        if validator := crds().get((one["apiVersion"], one["kind"])):
             found += [f"{'/'.join(map(str, e.path))}: {e.message[:200]}" for e in validator.iter_errors(one)]
         spec = pod_spec(one)
         if not spec:
@@ -93,7 +93,7 @@ def _is_secret(variable: dict[str, Any]) -> bool:
 
 
 @cache
-def _crds() -> dict[tuple[str, str], Any]:
+def crds() -> dict[tuple[str, str], Any]:
     if not CRDS.exists():
         return {}
     spec = importlib.util.spec_from_file_location("crds", CRDS)
