@@ -35,7 +35,8 @@ class Config(StageConfig):
     )
     max_grad_norm: float = Field(1.0, description="Clip to this global norm of the mean loss's gradient", gt=0)
     optimizer: Literal["adamw", "adamw8bit"] = Field(
-        "adamw", description="AdamW with moments of 32 bits, or of 8 in blocks (bitsandbytes, on a GPU)"
+        "adamw8bit",
+        description="AdamW with moments of 8 bits in blocks (bitsandbytes, on a GPU), or of 32, which a CPU needs",
     )
     temperature: float = Field(1.0, description="Divides both models' logits; the loss has no T² factor", gt=0)
     dtype: Literal["bfloat16", "float32"] = Field(
@@ -80,4 +81,4 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     work = partial(train, config, teacher, student, sequences, output.scratch)
     processes = config.processes or max(1, torch.cuda.device_count())
     with started(processes, output.scratch, partial(work, None)) as ranks:
-        return work(output, ranks)
+        return work(None if ranks.rank else output, ranks, output.work)

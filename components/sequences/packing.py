@@ -30,8 +30,9 @@ class Document:
 def document(row: Row, separator: int, vocabulary: int, count: str) -> Document:
     """Return prompt ids + answer ids, and a separator unless the answer ended in it or was cut off.
 
-    The end token that the model produced itself belongs to the answer and counts; an added separator never does, nor
-    does the document's first token, which nothing of the document predicts.
+    ``count`` is ``all``, ``answer`` or ``all_and_separator``. The end token that the model produced itself belongs to
+    the answer; an added separator counts in ``all_and_separator`` only. The document's first token, which nothing of
+    the document predicts, never counts.
 
     Raises:
         UserError: the row lacks token ids or holds ids outside the vocabulary.
@@ -46,7 +47,8 @@ def document(row: Row, separator: int, vocabulary: int, count: str) -> Document:
     if not prompt or ids.min() < 0 or ids.max() >= vocabulary:
         raise UserError(f"row {row['id']}: no prompt, or token ids outside the model's vocabulary of {vocabulary}")
     mask = np.zeros(len(ids), dtype=MASK)
-    mask[1 if count == "all" else len(prompt) : len(prompt) + len(answer)] = 1
+    first, last = (len(prompt) if count == "answer" else 1), len(prompt) + len(answer)
+    mask[first : len(ids) if count == "all_and_separator" else last] = 1
     return Document(row["id"], ids, mask)
 
 

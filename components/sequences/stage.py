@@ -36,10 +36,10 @@ class Config(StageConfig):
     truncated: Literal["keep", "drop"] = Field(
         "drop", description="What to do with unfinished answers (finish_reason length); a kept one gets no end token"
     )
-    count: Literal["all", "answer"] = Field(
+    count: Literal["all", "answer", "all_and_separator"] = Field(
         "all",
-        description="Which tokens are loss targets: all of a row, or its answer alone; the first token of a document, "
-        "added separators and padding never are",
+        description="Which tokens are loss targets: all of a row, its answer alone, or all and the separator added "
+        "after it; the first token of a document and padding never are",
     )
     boundaries: Literal["leak", "reset"] = Field(
         "leak",

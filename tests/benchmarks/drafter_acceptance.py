@@ -97,7 +97,7 @@ SIZES = {
             "gpu_memory_utilization": 0.3,
         },
         length=512,
-        qad={"steps": 200, "batch": 16, "micro_batch": 16, "learning_rate": 1e-4},
+        qad={"steps": 200, "batch": 16, "micro_batch": 16, "learning_rate": 1e-4, "optimizer": "adamw"},
         drafter={"max_length": 512, "anchors": 64, "batch": 16, "micro_batch": 16},
         epochs=2,
         measure={
@@ -116,7 +116,14 @@ SIZES = {
         every=24,
         regen={"max_tokens": 24, "max_model_len": 512, "parallel": 64, "dtype": "float32", "sampling": {"top_p": 1}},
         length=128,
-        qad={"steps": 2, "batch": 2, "micro_batch": 2, "learning_rate": 1e-3, "dtype": "float32"},
+        qad={
+            "steps": 2,
+            "batch": 2,
+            "micro_batch": 2,
+            "learning_rate": 1e-3,
+            "optimizer": "adamw",
+            "dtype": "float32",
+        },
         drafter={"max_length": 128, "anchors": 4, "batch": 8, "layers": 1, "block_size": 4, "dtype": "float32"},
         epochs=1,
         measure={

@@ -29,6 +29,7 @@ QAD = {
     "batch": 16,
     "micro_batch": 16,
     "learning_rate": 1e-4,
+    "optimizer": "adamw",
     "evaluate_every": 20,
     "checkpoint_every": 20,
 }

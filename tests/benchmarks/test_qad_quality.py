@@ -13,7 +13,7 @@ from components.qad.hidden import head
 from tests.components.conftest import build_tiny_model
 from tests.components.qad.conftest import quantize_folder, random_sequences
 
-SETTINGS = {"steps": 3, "batch": 4, "learning_rate": 2e-2, "dtype": "float32"}
+SETTINGS = {"steps": 3, "batch": 4, "learning_rate": 2e-2, "optimizer": "adamw", "dtype": "float32"}
 
 
 @pytest.fixture(scope="module")

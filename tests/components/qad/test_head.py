@@ -20,7 +20,14 @@ from components.store.artifact import commit
 from components.store.backend import Store
 from components.store.work import Work
 
-SETTINGS = {"steps": 4, "batch": 4, "learning_rate": 3e-2, "dtype": "float32", "checkpoint_every": 4}
+SETTINGS = {
+    "steps": 4,
+    "batch": 4,
+    "learning_rate": 3e-2,
+    "optimizer": "adamw",
+    "dtype": "float32",
+    "checkpoint_every": 4,
+}
 
 
 class Place:

@@ -20,6 +20,7 @@ SETTINGS = {
     "steps": 6,
     "batch": 4,
     "learning_rate": 4.5e-3,
+    "optimizer": "adamw",
     "dtype": "float32",
     "evaluate_every": 3,
     "evaluation_sequences": 5,

@@ -19,6 +19,7 @@ CONFIG = {
     "steps": 16,
     "batch": 4,
     "learning_rate": 3e-2,
+    "optimizer": "adamw",
     "dtype": "float32",
     "evaluate_every": 5,
     "checkpoint_every": 4,

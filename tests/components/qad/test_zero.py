@@ -15,6 +15,7 @@ SETTINGS = {
     "batch": 8,
     "micro_batch": 2,
     "learning_rate": 4.5e-3,
+    "optimizer": "adamw",
     "dtype": "float32",
     "max_grad_norm": 1.2,
 }

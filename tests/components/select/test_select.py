@@ -30,7 +30,7 @@ def inputs(tiny_model, tmp_path, monkeypatch):
     (tmp_path / "sequences").mkdir()
     sequences = random_sequences(tmp_path / "sequences", 320)
     trained = output_in(tmp_path, "qad")
-    config = QadConfig(steps=4, batch=4, learning_rate=3e-2, dtype="float32", checkpoint_every=2)
+    config = QadConfig(steps=4, batch=4, learning_rate=3e-2, optimizer="adamw", dtype="float32", checkpoint_every=2)
     train(config, tiny_model, student, sequences, trained.scratch, trained)
     folders = {"qad": trained.path, "student": student, "teacher": tiny_model, "sequences": sequences}
     store, bound = Store(str(tmp_path / "store")), {}

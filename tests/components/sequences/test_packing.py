@@ -27,6 +27,8 @@ def test_counted_tokens():
     assert document(row([1, 2], [3, EOS]), EOS, 10, "all").mask.tolist() == [0, 1, 1, 1]
     assert document(row([1, 2], [3, 4]), EOS, 10, "all").mask.tolist() == [0, 1, 1, 1, 0]
     assert document(row([1, 2], [3, 4]), EOS, 10, "answer").mask.tolist() == [0, 0, 1, 1, 0]
+    assert document(row([1, 2], [3, 4]), EOS, 10, "all_and_separator").mask.tolist() == [0, 1, 1, 1, 1]
+    assert document(row([1, 2], [3, 4], "length"), EOS, 10, "all_and_separator").mask.tolist() == [0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("bad", [row([1, 99], [3]), row([], [3]), row([1, -1], [3]), {"id": "r", "token_ids": [1]}])
