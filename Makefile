@@ -1,7 +1,7 @@
 # make setup   the three environments (.venv/core, .venv/train, .venv/vllm) from locks/
 # make demo    setup, then a real small model from prompts to a served pair
 # make check   lint, types and the fast tests (under 3 minutes on 2 cores)
-# make test    every test
+# make test    every test; make test-{vllm,train,e2e,core,memory} one part of them
 # make lint    lint and types only
 # make clean   remove the environments and caches (not the artifacts in .qdflash)
 
@@ -22,8 +22,9 @@ core_tests := $(CORE:%=tests/components/%) tests/pipelines tests/images tests/ch
 long_test := tests/components/prompts/test_memory.py
 train_tests := $(TRAIN:%=tests/components/%) tests/benchmarks
 vllm_tests := $(VLLM:%=tests/components/%)
+suites := vllm train e2e core memory
 
-.PHONY: setup demo test check lint clean
+.PHONY: setup demo test check lint clean $(suites:%=test-%)
 
 setup:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null || {
@@ -46,13 +47,23 @@ check: lint
 	wait $$core
 
 test: lint
-	@.venv/core/bin/python -m pytest -q $(long_test) & long=$$!
-	trap 'kill $$long 2>/dev/null || true' EXIT
-	.venv/core/bin/python -m pytest -q --ignore $(long_test) $(core_tests)
-	wait $$long
-	.venv/train/bin/python -m pytest -q $(train_tests)
-	.venv/vllm/bin/python -m pytest -q $(vllm_tests)
-	.venv/core/bin/python -m pytest -q tests/e2e
+	@echo "test: $(suites), two at a time; each prints when it has ended"
+	$(MAKE) --no-print-directory -j2 --output-sync=target $(suites:%=test-%)
+
+test-vllm:
+	@.venv/vllm/bin/python -m pytest -q $(vllm_tests)
+
+test-train:
+	@.venv/train/bin/python -m pytest -q $(train_tests)
+
+test-core:
+	@.venv/core/bin/python -m pytest -q --ignore $(long_test) $(core_tests)
+
+test-e2e:
+	@.venv/core/bin/python -m pytest -q tests/e2e
+
+test-memory:
+	@.venv/core/bin/python -m pytest -q $(long_test)
 
 clean:
 	@rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .mypy_cache
