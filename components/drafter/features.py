@@ -91,15 +91,16 @@ def cached(
     """Compute every conversation's features once into a memory-mapped bfloat16 file; return the look-up by index.
 
     Shards of conversations are stored in ``work`` as they are done, so that a killed run does not repeat them; ranks
-    share them out and the file.
+    share them out, and those of one machine the file.
     """
     starts = np.cumsum([0] + [len(chat.token_ids) for chat in chats])
     shape = (int(starts[-1]), compute.width)
-    if ranks.rank == 0:
+    if ranks.local == 0:
         np.memmap(path, np.int16, "w+", shape=shape)
     ranks.meet()
     store = np.memmap(path, np.int16, "r+", shape=shape)
-    for first, last in list(_shards(starts))[ranks.rank :: ranks.world]:
+
+    def fill(first: int, last: int) -> None:
         name = f"features/{first}-{last}"
         data = work.get(name)
         if data is None:
@@ -107,7 +108,15 @@ def cached(
             data = shard.view(torch.int16).cpu().numpy().tobytes()
             work.put(name, data)
         store[starts[first] : starts[last]] = np.frombuffer(data, np.int16).reshape(-1, compute.width)
+
+    shards = list(enumerate(_shards(starts)))
+    for _, (first, last) in shards[ranks.rank :: ranks.world]:
+        fill(first, last)
         progress(last, len(chats))
+    ranks.meet()
+    elsewhere = [shard for index, shard in shards if index % ranks.world // ranks.per_node != ranks.node]
+    for first, last in elsewhere[ranks.local :: ranks.per_node]:
+        fill(first, last)
     store.flush()
     ranks.meet()
 

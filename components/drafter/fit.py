@@ -34,7 +34,7 @@ def fit(
     Args:
         config: of the stage.
         folders: ``target``, ``chats`` and perhaps ``init``.
-        scratch: a folder that all ranks share.
+        scratch: a folder; that of a machine's first rank is shared.
         work: the stage's parts.
         output: rank 0's alone.
         ranks: this process among those that train.
@@ -45,7 +45,7 @@ def fit(
     Raises:
         UserError: as the stage's ``run`` says.
     """
-    dtype = getattr(torch, config.dtype)
+    scratch, dtype = ranks.shared(scratch), getattr(torch, config.dtype)
     target = load_model(folders["target"], dtype).to(ranks.device)
     tokenizer = load_tokenizer(folders["target"])
     rows = read_rows(folders["chats"])
@@ -89,7 +89,7 @@ def fit(
     if init:
         model.load_weights(drafter, init)
     schedule = Schedule.of(config)
-    trainer = Trainer(drafter, chats.train, look_up, schedule, neural, scratch, work if output else None, ranks)
+    trainer = Trainer(drafter, chats.train, look_up, schedule, neural, scratch, work, ranks)
 
     def moved() -> None:
         if output:

@@ -94,4 +94,4 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     work = partial(fit, config, folders, output.scratch, output.work)
     processes = config.processes or max(1, torch.cuda.device_count())
     with started(processes, output.scratch, partial(work, None)) as ranks:
-        return work(output, ranks)
+        return work(None if ranks.rank else output, ranks)

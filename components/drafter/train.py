@@ -71,7 +71,7 @@ class Trainer:
     """Trains ``drafter`` on ``chats`` and keeps the best weights by held-out acceptance, which ``score`` measures.
 
     Each rank takes its share of a step's conversations; the gradient is that of the whole batch, however it is split.
-    ``scratch`` is a folder that all ranks share; ``work`` is rank 0's alone.
+    ``scratch`` is a folder that a machine's ranks share; what is stored in ``work`` outlives them.
 
     Raises:
         UserError: zero steps, or a batch that does not split into micro-batches on so many ranks.
@@ -215,7 +215,7 @@ class Trainer:
         line: Line = {"step": self.step, "accept_length": self.score()}
         self.curve.append(line)
         evaluated(self.step, line["accept_length"])
-        if self._work is not None and self.step and self.best is line:
+        if self._work is not None and self.ranks.rank == 0 and self.step and self.best is line:
             folder = self._scratch / "best"
             folder.mkdir(exist_ok=True)
             save_file(
@@ -228,7 +228,7 @@ class Trainer:
     def _save(self) -> None:
         """Store the state; best weights that it does not name are of no use after that."""
         save_state(self._work, self._scratch, self.step, self._shares, self._optimiser, self.curve, self.ranks)
-        if self._work is not None:
+        if self._work is not None and self.ranks.rank == 0:
             kept = f"{BEST}{self.best['step']}" if self.best else ""
             for name in self._work.folders():
                 if name.startswith(BEST) and name != kept:

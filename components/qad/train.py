@@ -24,6 +24,7 @@ from components.qad.optimizer import adamw, batch_indices, learning_rate
 from components.qad.stage import Config
 from components.qad.student import Student, check_pair
 from components.sequences.reader import Split, read_index, read_split
+from components.store.work import Work
 from components.training.parallel import Ranks, Shares
 from components.training.state import Line, load_state, save_state
 
@@ -36,6 +37,7 @@ def train(
     scratch: Path,
     output: Output | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008
+    work: Work | None = None,
 ) -> dict[str, Any]:
     """Train the student's latents; continue where a killed run stopped.
 
@@ -44,9 +46,10 @@ def train(
         teacher: model folder.
         student: INT4 folder.
         sequences: an artifact of the sequences stage.
-        scratch: a folder that all ranks share.
+        scratch: a folder; that of a machine's first rank is shared.
         output: rank 0's alone.
         ranks: this process among those that train.
+        work: the stage's parts, where no output has them.
 
     Returns:
         ``kl_before``, ``kl_after`` (nats per token on the held-out subset), ``top1_before``, ``top1_after``,
@@ -58,15 +61,16 @@ def train(
             needs a GPU, or the loss or its gradient is not finite (the step is named).
         StageError: a frozen tensor changed.
     """
+    scratch = ranks.shared(scratch)
     check_pair(teacher, student, read_index(sequences)["vocabulary_size"])
     if config.batch % (config.micro_batch * ranks.world):
         parts = f"micro-batches of {config.micro_batch} on {ranks.world} processes"
         raise UserError(f"qad.batch: {config.batch} sequences do not split into {parts}")
     if config.optimizer == "adamw8bit" and ranks.device.type == "cpu":
-        raise UserError("qad.optimizer: adamw8bit needs a GPU; use adamw")
+        raise UserError("qad.optimizer: adamw8bit needs a GPU; set it to adamw")
     with output.timed("load") if output else nullcontext():
         run = Run(config, teacher, student, sequences, scratch, ranks)
-    work, frozen = output.work if output else None, run.student.frozen_digest()
+    work, frozen = output.work if output else work, run.student.frozen_digest()
     step, curve = load_state(work, scratch, run.shares, run.optimizer, ranks)
     if not curve:
         curve.append({"step": 0, "loss": None, "grad_norm": None, "lr": None, "tokens_per_second": None})

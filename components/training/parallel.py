@@ -1,15 +1,17 @@
-"""One optimizer step over N processes of one machine: one per GPU (NCCL), or several on CPUs (gloo).
+"""One optimizer step over N processes: one per GPU (NCCL), or several on CPUs (gloo).
 
 Each rank takes its share of a step's sequences. Each master has one owner, which alone keeps its moments: gradients
 are summed there, moved there, and the result is sent to the others. So what is saved is named by master and not by
 rank, a run continues with any number of processes, and an optimizer whose moments are blocks of 8 bits sees whole
-matrices. Rank 0 is the stage's own process.
+matrices. Rank 0 is the stage's own process. It starts the others, all on one machine; or torchrun has started every
+rank, on any number of machines that share nothing but the store.
 """
 
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,19 +27,36 @@ from components.contract.errors import TRANSIENT, TransientError
 
 _ENDED = "a process of the training ended early; run again to continue"
 _PATIENCE = 5.0
+_BEGUN, _POLL = "begun", 0.2
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among those that train together."""
+    """This process's place among those that train together; each of the ``nodes`` machines has as many."""
 
     rank: int = 0
     world: int = 1
+    nodes: int = 1
+
+    @property
+    def per_node(self) -> int:
+        """Processes on each machine."""
+        return self.world // self.nodes
+
+    @property
+    def node(self) -> int:
+        """The number of this machine; ranks count up machine by machine."""
+        return self.rank // self.per_node
+
+    @property
+    def local(self) -> int:
+        """This process's number on its machine."""
+        return self.rank % self.per_node
 
     @property
     def device(self) -> torch.device:
         """A GPU of its own, or the CPU where there is none."""
-        return torch.device("cuda", self.rank) if torch.cuda.is_available() else torch.device("cpu")
+        return torch.device("cuda", self.local) if torch.cuda.is_available() else torch.device("cpu")
 
     def sum(self, *values: float) -> list[float]:
         """Return each value's sum over all ranks, in fp64."""
@@ -48,10 +67,25 @@ class Ranks:
         found: list[float] = sums.tolist()
         return found
 
+    def backend(self) -> str:
+        """Take this process's GPU, if there is one; return what its kind talks over."""
+        if self.device.type == "cpu":
+            return "gloo"
+        torch.cuda.set_device(self.device)
+        return "nccl"
+
     def meet(self) -> None:
         """Wait until every rank is here."""
         if self.world > 1:
             distributed.barrier()
+
+    def shared(self, folder: Path) -> Path:
+        """Return the folder that the first rank of this machine gives; each gives one."""
+        if self.per_node == 1:
+            return folder
+        folders = [folder] * self.world
+        distributed.all_gather_object(folders, folder)
+        return folders[self.rank - self.local]
 
 
 class Shares:
@@ -102,7 +136,8 @@ class Shares:
 def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Iterator[Ranks]:
     """Yield rank 0 of ``count`` ranks; the others call ``work`` in processes of their own.
 
-    A rank that dies takes the others with it: collective calls would wait for it.
+    A rank that dies takes the others with it: collective calls would wait for it. Under torchrun ``count`` is its own,
+    and every rank is yielded in the process that torchrun has started.
 
     Args:
         count: processes, this one included.
@@ -112,21 +147,25 @@ def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Itera
     Raises:
         TransientError: another rank ended early. Where this one cannot notice, the process ends with that exit code.
     """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        with _joined_by_torchrun() as ranks:
+            yield ranks
+        return
     if count == 1:
         yield Ranks()
         return
     meeting = f"file://{scratch.resolve()}/meeting"
     spawn = get_context("spawn")
-    ranks = [Ranks(rank, count) for rank in range(count)]
-    others = [spawn.Process(target=_other, args=(one, meeting, work), daemon=True) for one in ranks[1:]]
+    mine, *theirs = (Ranks(rank, count) for rank in range(count))
+    others = [spawn.Process(target=_other, args=(one, meeting, work), daemon=True) for one in theirs]
     over = threading.Event()
     try:
         for other in others:
             other.start()
         threading.Thread(target=_watch, args=(others, over), daemon=True).start()
-        _join(ranks[0], meeting)
-        yield ranks[0]
-        ranks[0].meet()
+        _join(mine, meeting)
+        yield mine
+        mine.meet()
     except RuntimeError as error:  # perhaps of a collective call that lost its other end
         if connection.wait([other.sentinel for other in others], _PATIENCE) and any(one.exitcode for one in others):
             raise TransientError(_ENDED) from error
@@ -140,12 +179,28 @@ def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Itera
 
 
 def _join(ranks: Ranks, meeting: str) -> None:
-    on_gpu = ranks.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(ranks.device)
-    distributed.init_process_group(
-        "nccl" if on_gpu else "gloo", init_method=meeting, rank=ranks.rank, world_size=ranks.world
-    )
+    distributed.init_process_group(ranks.backend(), init_method=meeting, rank=ranks.rank, world_size=ranks.world)
+
+
+@contextmanager
+def _joined_by_torchrun() -> Iterator[Ranks]:
+    """Yield this process's rank once rank 0 is here, which may wait long for another process's lease."""
+    ranks = Ranks(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE")))
+    store, _, _ = next(distributed.rendezvous("env://"))
+    if ranks.rank == 0:
+        store.set(_BEGUN, "")
+    while not store.check([_BEGUN]):
+        time.sleep(_POLL)
+    distributed.init_process_group(ranks.backend(), store=store, rank=ranks.rank, world_size=ranks.world)
+    try:
+        yield ranks
+        ranks.meet()
+    except RuntimeError as error:
+        if isinstance(error, distributed.DistError) or "gloo" in str(error):  # a collective call lost its other end
+            raise TransientError(_ENDED) from error
+        raise
+    finally:
+        distributed.destroy_process_group()
 
 
 def _other(ranks: Ranks, meeting: str, work: Callable[[Ranks], object]) -> None:

@@ -27,21 +27,33 @@ def save_state(
     curve: list[Line],
     ranks: Ranks,
 ) -> None:
-    """Replace the stored state by this one: every rank writes what it owns, rank 0 (with ``work``) stores it all."""
+    """Replace the stored state by this one: every rank writes what it owns, the first of each machine stores that.
+
+    The state is there once rank 0 has stored its part, last, which names the others. ``work`` is not None there.
+    """
     folder = scratch / _STATE
+    parts = [f"{_STATE}-{step}-{node}" for node in range(1, ranks.nodes)]
     ranks.meet()
-    if work is not None:
+    if ranks.local == 0:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        (folder / "state.json").write_text(json.dumps({"step": step, "curve": curve}))
+    if ranks.rank == 0:
+        (folder / "state.json").write_text(json.dumps({"step": step, "curve": curve, "parts": parts}))
     ranks.meet()
     mine = {
         name: {"master": master.detach(), "moments": optimizer.state[master]} for name, master in shares.owned.items()
     }
     torch.save(mine, folder / f"rank-{ranks.rank}.pt")
     ranks.meet()
-    if work is not None:
+    if work is not None and ranks.local == 0 and ranks.node:
+        work.put_folder(parts[ranks.node - 1], folder)
+    if parts:
+        ranks.meet()
+    if work is not None and ranks.rank == 0:
         work.put_folder(_STATE, folder)
+        for name in work.folders():
+            if name.startswith(f"{_STATE}-") and name not in parts:
+                work.delete_folder(name)
 
 
 def load_state(
@@ -49,10 +61,10 @@ def load_state(
 ) -> tuple[int, list[Line]]:
     """Restore the newest state; return its step and curve, or 0 and an empty curve when there is none."""
     folder = scratch / _STATE
-    if work is not None and not work.get_folder(_STATE, folder):
-        shutil.rmtree(folder, ignore_errors=True)
-    ranks.meet()
-    if not (files := sorted(folder.glob("rank-*.pt"))):
+    missing = work is not None and ranks.local == 0 and not _fetch(work, folder)
+    if ranks.sum(missing)[0]:  # on any machine: all begin anew
+        return 0, []
+    if not (files := sorted(folder.rglob("rank-*.pt"))):
         return 0, []
     for file in files:
         stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -63,6 +75,14 @@ def load_state(
                 optimizer.state[master] = {key: _moved(value, master) for key, value in one["moments"].items()}
     document = json.loads((folder / "state.json").read_text())
     return document["step"], document["curve"]
+
+
+def _fetch(work: Work, folder: Path) -> bool:
+    """Fetch the state with its parts; return False when it is not all there."""
+    if not work.get_folder(_STATE, folder):
+        return False
+    parts = json.loads((folder / "state.json").read_text()).get("parts", ())
+    return all(work.get_folder(part, folder / part) for part in parts)
 
 
 def _moved(value: Any, master: torch.Tensor) -> Any:
