@@ -55,7 +55,7 @@ def choose_scales(
     group_size: int,
     ignore: list[str],
     batches: "DataLoader[Any] | None",
-    dampening: float,
+    damping: float,
     head: tuple[int, int] | None = None,
 ) -> None:
     """Attach a ``weight_scale`` [out, in / group] to every quantised linear, in place.
@@ -70,7 +70,7 @@ def choose_scales(
     if batches is None:
         oneshot(model=model, recipe=QuantizationModifier(config_groups=groups, ignore=ignore), pipeline="datafree")
         return
-    recipe = GPTQModifier(config_groups=groups, ignore=ignore, dampening_frac=dampening)
+    recipe = GPTQModifier(config_groups=groups, ignore=ignore, dampening_frac=damping)
     tokenizer = load_tokenizer(Path(model.config._name_or_path))
     oneshot(model=model, recipe=recipe, dataset=batches, processor=tokenizer, pipeline="sequential")
 

@@ -44,7 +44,7 @@ class Config(StageConfig):
     )
     calibration_rows: int = Field(128, description="Chats that gptq calibrates on, the first of the input", ge=1)
     calibration_tokens: int = Field(2048, description="A calibration chat is cut to this many tokens", ge=16)
-    dampening: float = Field(0.01, description="gptq: share of the Hessian's mean diagonal added to it", gt=0, lt=1)
+    damping: float = Field(0.01, description="gptq: share of the Hessian's mean diagonal added to it", gt=0, lt=1)
 
     @field_validator("ignore")
     @classmethod
@@ -85,7 +85,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     head = (config.head.bits, config.head.group_size) if config.head else None
     check_groups(model, config.group_size, ignore, folder, head and head[1])
     with output.timed(config.method):
-        choose_scales(model, config.group_size, ignore, batches, config.dampening, head)
+        choose_scales(model, config.group_size, ignore, batches, config.damping, head)
     linears = quantized_linears(model, tensors)
     dense = unquantized(folder, tensors, linears)
     check_fused(linears, dense)
