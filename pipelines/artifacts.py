@@ -14,6 +14,7 @@ from typing import Any
 
 from components.contract.errors import UserError, one_line
 from components.contract.stage import STAGES
+from components.prompts import hub
 from components.store import cache
 from components.store.artifact import MANIFEST, Artifact, beginning_with, read_manifest, split_uri
 from components.store.backend import Store
@@ -122,13 +123,13 @@ def export(artifact: Artifact, folder: Path, dense: bool = False) -> None:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def garbage(store: Store, keep: Iterable[str] = ()) -> list[Garbage]:
+def garbage(store: Store, keep: Iterable[str] = (), datasets: bool = False) -> list[Garbage]:
     """Return what can go: attempts without a manifest and work of committed artifacts.
 
     When ``keep`` names digests, also artifacts and work that neither are among them nor were read to make one of
-    them. Work under a live lease stays.
+    them; with ``datasets`` also copies of hub data sets. What is under a live lease stays.
     """
-    kept, found = _reachable(store, set(keep)), []
+    kept, found = _reachable(store, set(keep)), list(_copies(store)) if datasets else []
     for stage in STAGES:
         for digest in store.folders(stage):
             base = f"{stage}/{digest}"
@@ -166,9 +167,22 @@ def remove_garbage(store: Store, found: Iterable[Garbage]) -> None:
         store.delete(one.key)
 
 
+def _copies(store: Store) -> Iterator[Garbage]:
+    """Yield the copies of hub data sets, one a revision, that no draw is making."""
+    for owner in store.folders(hub.FOLDER):
+        for name in store.folders(f"{hub.FOLDER}/{owner}"):
+            for revision in store.folders(f"{hub.FOLDER}/{owner}/{name}"):
+                keys = store.keys(base := f"{hub.FOLDER}/{owner}/{name}/{revision}")
+                if keys and not any(_is_held(store, key) for key in keys if key.endswith(f"/{hub.LEASE}")):
+                    yield Garbage(base, "copy of a hub data set: the next draw that reads it copies it again")
+
+
 def _is_worked_on(store: Store, stage: str, digest: str) -> bool:
+    return _is_held(store, f"_work/{stage}/{digest}/{LEASE}")
+
+
+def _is_held(store: Store, key: str) -> bool:
     """Say whether a lease is held: its process lives, or its heartbeat moves within the lease's time to live."""
-    key = f"_work/{stage}/{digest}/{LEASE}"
     data = store.read(key)
     if data is None or is_dead(data):
         return False

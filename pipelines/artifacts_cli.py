@@ -128,6 +128,7 @@ def gc(
             help="Also drop artifacts that none of these recipes reach, unchanged: what --set made goes; repeatable",
         ),
     ] = None,
+    datasets: Annotated[bool, typer.Option("--datasets", help="Also drop the copies of hub data sets")] = False,
     delete: Annotated[bool, typer.Option("--delete", help="Really delete; without it only say what would go")] = False,
     json: Json = False,
     store_url: StoreUrl = None,
@@ -138,7 +139,7 @@ def gc(
 
     store = connect(store_url)
     digests = [task.digest for name in keep or () for task in make_plan(recipe_at(name), store).tasks]
-    found = artifacts.garbage(store, digests)
+    found = artifacts.garbage(store, digests, datasets)
     if delete:
         artifacts.remove_garbage(store, found)
     if json:

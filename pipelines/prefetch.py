@@ -9,7 +9,7 @@ from pathlib import Path
 from components.chats.rows import Row
 from components.contract.digest import file_sha256
 from components.contract.errors import UserError
-from components.prompts.sources import Hub
+from components.prompts.hub import Hub
 from components.store import cache
 
 RECORD = "sources.json"

@@ -21,6 +21,27 @@ def choose(chats: Iterable[Chat], conversations: int) -> list[Chat]:
     return sorted(chats, key=lambda chat: (seed_of("gptq", chat.id), chat.id))[:conversations]
 
 
+def draw(chats: Iterable[Chat], conversations: int, mix: dict[str, int], category: dict[str, str]) -> list[Chat]:
+    """Return exactly ``conversations`` chats, or of each category in ``mix`` exactly as many as it says.
+
+    ``category`` is each chat's by its id. The order is :func:`choose`'s.
+
+    Raises:
+        UserError: fewer are usable, with the numbers.
+    """
+    usable = choose(chats, len(category))
+    chosen: set[str] = set()
+    for name, count in mix.items() or [(None, conversations)]:
+        of_one = [chat.id for chat in usable if name is None or category[chat.id] == name]
+        if len(of_one) < count:
+            of = f" of category {name}" if name else ""
+            raise UserError(
+                f"chats: {len(of_one)} usable rows{of}, {count} are to calibrate on; give more or ask fewer"
+            )
+        chosen.update(of_one[:count])
+    return [chat for chat in usable if chat.id in chosen]
+
+
 def whole(rows: Iterable[Row], longest: int) -> tuple[list[Row], int]:
     """Return the rows whose prompt and answer have at most ``longest`` tokens together, and how many have more."""
     every = list(rows)

@@ -1,10 +1,11 @@
 """The gptq stage: its ports, its knobs, and the order in which its parts run."""
 
 import time
+from collections import Counter
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from components.chats.rows import read_rows
 from components.contract.context import Inputs, Output
@@ -12,7 +13,7 @@ from components.contract.digest import StageConfig
 from components.contract.stage import Port
 
 ROLE = "train"
-VERSION = 2
+VERSION = 3
 INPUTS = {
     "drafter": Port("the trained DFlash drafter (drafter)"),
     "target": Port("the model folder it drafts for, dense or W4A16"),
@@ -37,7 +38,10 @@ class Config(StageConfig):
     actorder: Literal["static", "none"] = Field(
         "static", description="gptq's columns: static, in order of activation, groups as stored; none, as they come"
     )
-    conversations: int = Field(256, ge=1, description="Most conversations to calibrate on, chosen by row id")
+    conversations: int = Field(256, ge=1, description="Conversations to calibrate on, chosen by row id")
+    mix: dict[str, int] = Field(
+        {}, description="conversations by category, adding up to ``conversations``; empty takes them from all alike"
+    )
     anchors: int = Field(16, ge=1, description="Anchors per conversation, spread evenly over the answer")
     max_length: int = Field(3072, ge=8, description="Longest conversation, tokens; a longer one is left out, not cut")
     held_out: float = Field(
@@ -49,6 +53,12 @@ class Config(StageConfig):
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Compute type of target and drafter; Hessians are float32"
     )
+
+    @model_validator(mode="after")
+    def _mix_adds_up(self) -> Self:
+        if self.mix and sum(self.mix.values()) != self.conversations:
+            raise ValueError(f"mix adds up to {sum(self.mix.values())}, conversations is {self.conversations}")
+        return self
 
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
@@ -63,7 +73,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     from components.checkpoint.load import load_model
     from components.drafter import data, evaluate, features, model
     from components.gptq import folder
-    from components.gptq.calibrate import Calibration, choose, whole
+    from components.gptq.calibrate import Calibration, choose, draw, whole
     from components.gptq.compare import logits_apart
     from components.gptq.sequence import How, parts, quantize_in_sequence
     from components.training.parallel import Ranks
@@ -79,7 +89,8 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     linears = {name: linear for part in parts(drafter) for name, linear in part.items()}
     rows, longer = whole(read_rows(inputs["chats"].path), config.max_length)
     chats = data.split(rows, config.max_length, config.held_out)
-    chosen = choose(chats.train, config.conversations)
+    category = {row["id"]: row.get("category", "") for row in rows}
+    chosen = draw(chats.train, config.conversations, config.mix, category)
     held_out = choose(chats.held_out, config.evaluation_conversations)
     every = [*chosen, *held_out]
     data.refuse_mask_token(drafter.mask_token_id, every)
@@ -129,6 +140,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         "accept_length": {"before": _interval(before), "after": _interval(after)},
         "logits": logits,
         "conversations": len(chosen),
+        "by_category": dict(sorted(Counter(category[chat.id] for chat in chosen).items())),
         "blocks": calibration.blocks,
         "held_out": len(held_out),
         "left_out": longer,

@@ -46,7 +46,7 @@ OUTPUTS = {
 
 
 class Dataset(StageConfig):
-    """A data set on the Hugging Face hub, read as a stream; a token for gated ones comes from ``HF_TOKEN``."""
+    """A data set on the Hugging Face hub, copied into the store once; the token of gated ones is ``HF_TOKEN``."""
 
     id: str = Field(description="owner/name", pattern=r"^[\w.-]+/[\w.-]+$")
     revision: str = Field(description="commit: 40 hex digits, never a branch", pattern=r"^[0-9a-f]{40}$")
@@ -85,7 +85,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     from components.prompts.read import Parts, read
     from components.prompts.statistics import statistics
 
-    place, shards = _source(config, inputs)
+    place, shards = _source(config, inputs, output)
     tokenizer = _tokenizer(inputs["model"])
     manifest = _ids(inputs["manifest"]) if "manifest" in inputs else None
     parts = Parts(output.work, output.scratch / "parts")
@@ -117,14 +117,16 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     return found
 
 
-def _source(config: Config, inputs: Inputs) -> tuple[str, list["Shard"]]:
+def _source(config: Config, inputs: Inputs, output: Output) -> tuple[str, list["Shard"]]:
     """Return how errors name the source, and its shards."""
-    from components.prompts import sources
+    from components.prompts import hub, sources
 
     if config.dataset is not None and "files" in inputs:
         raise UserError("config.dataset: given together with --input files=…; use one of the two")
     if config.dataset is not None:
-        return f"data set {config.dataset.id}", sources.of_hub(config.dataset)
+        return f"data set {config.dataset.id}", hub.of_hub(
+            config.dataset, output.work.store, output.scratch, output.log
+        )
     if "files" not in inputs:
         raise UserError("prompts: neither --input files=… nor config.dataset says where prompts come from")
     paths = [one.path for one in inputs.all("files")]

@@ -17,20 +17,20 @@ class Work:
     """Parts by name. Names may hold slashes; ``names(prefix)`` lists them in order."""
 
     def __init__(self, store: Store, prefix: str) -> None:
-        self._store, self.prefix = store, prefix
+        self.store, self.prefix = store, prefix
 
     def put(self, name: str, data: bytes) -> None:
         """Store a part's bytes, replacing an earlier part of that name."""
-        self._store.write(f"{self.prefix}/parts/{name}", data)
+        self.store.write(f"{self.prefix}/parts/{name}", data)
 
     def get(self, name: str) -> bytes | None:
         """Return a part's bytes, or None."""
-        return self._store.read(f"{self.prefix}/parts/{name}")
+        return self.store.read(f"{self.prefix}/parts/{name}")
 
     def names(self, prefix: str = "") -> list[str]:
         """List the parts whose name starts with ``prefix``, sorted."""
         cut = len(f"{self.prefix}/parts/")
-        names = [key[cut:] for key in self._store.keys(f"{self.prefix}/parts")]
+        names = [key[cut:] for key in self.store.keys(f"{self.prefix}/parts")]
         return [name for name in names if name.startswith(prefix)]
 
     def put_folder(self, name: str, folder: Path) -> None:
@@ -39,17 +39,17 @@ class Work:
         files = []
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             relative = path.relative_to(folder).as_posix()
-            self._store.upload(path, f"{copy}/{relative}")
+            self.store.upload(path, f"{copy}/{relative}")
             files.append({"path": relative, "size": path.stat().st_size, "sha256": file_sha256(path)})
         previous = self._index(name)
-        self._store.write(self._index_key(name), json.dumps({"copy": copy, "files": files}).encode())
+        self.store.write(self._index_key(name), json.dumps({"copy": copy, "files": files}).encode())
         if previous:
-            self._store.delete(previous["copy"])
+            self.store.delete(previous["copy"])
 
     def folders(self) -> list[str]:
         """List the names of the whole folders, sorted."""
         cut = len(f"{self.prefix}/index/")
-        return [key[cut:-5] for key in self._store.keys(f"{self.prefix}/index")]
+        return [key[cut:-5] for key in self.store.keys(f"{self.prefix}/index")]
 
     def get_folder(self, name: str, folder: Path) -> bool:
         """Fetch a folder; return False when there is none or its bytes are not what was stored."""
@@ -58,9 +58,9 @@ class Work:
             return False
         shutil.rmtree(folder, ignore_errors=True)
         for entry in index["files"]:
-            if self._store.size(key := f"{index['copy']}/{entry['path']}") is None:
+            if self.store.size(key := f"{index['copy']}/{entry['path']}") is None:
                 return False
-            self._store.download(key, folder / entry["path"])
+            self.store.download(key, folder / entry["path"])
             if file_sha256(folder / entry["path"]) != entry["sha256"]:
                 return False
         return True
@@ -69,12 +69,12 @@ class Work:
         """Remove a folder: first its index, then its files."""
         index = self._index(name)
         if index:
-            self._store.delete(self._index_key(name))
-            self._store.delete(index["copy"])
+            self.store.delete(self._index_key(name))
+            self.store.delete(index["copy"])
 
     def clear(self) -> None:
         """Remove everything of this digest's work."""
-        self._store.delete(self.prefix)
+        self.store.delete(self.prefix)
 
     def _index_key(self, name: str) -> str:
         return f"{self.prefix}/index/{name}.json"
@@ -82,7 +82,7 @@ class Work:
     def _index(self, name: str) -> dict | None:
         """Return a folder's index, or None when there is none that can be read: its folder is then not there."""
         try:
-            index = json.loads(self._store.read(self._index_key(name)) or b"")
+            index = json.loads(self.store.read(self._index_key(name)) or b"")
             return {"copy": index["copy"], "files": index["files"]}
         except (ValueError, KeyError, TypeError):
             return None

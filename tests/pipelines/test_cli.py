@@ -18,6 +18,7 @@ from components.contract.invocation import Invocation
 from components.store import cache
 from components.store.artifact import commit, read_manifest, verify
 from components.store.backend import Store
+from components.store.lease import Lease
 from pipelines import artifacts, doctor
 from pipelines.cli import main, namesake
 from pipelines.recipe import load_recipe
@@ -166,6 +167,21 @@ def test_an_export_that_fails_leaves_nothing(filled, tmp_path: Path, monkeypatch
     with pytest.raises(UserError, match="not written"):
         artifacts.export(bundle, tmp_path / "exports" / "bundle")
     assert list((tmp_path / "exports").iterdir()) == []
+
+
+def test_gc_drops_copies_of_data_sets_when_it_is_told_to(filled, monkeypatch: pytest.MonkeyPatch):
+    store, _ = filled
+    monkeypatch.setattr("components.store.lease.BEAT_SECONDS", 0.5)
+    copies = "_datasets/owner/name/" + "e" * 40
+    store.write(f"{copies}/data/stem.parquet/bytes", b"rows")
+    store.write(f"{copies}/data/stem.parquet/index.json", b"{}")
+    lease = Lease(store, f"_datasets/owner/name/{'f' * 40}/data/stem.parquet/lease.json")
+    assert lease.acquire(lambda: False, print)
+    assert artifacts.garbage(store) == artifacts.garbage(store, ["b" * 64]) == []
+    collected = qdflash("artifacts", "gc", "--datasets", "--delete", "--store", store.url)
+    assert f"removed {store.uri(copies)}: copy of a hub data set" in collected.stdout
+    lease.release()
+    assert store.keys("_datasets") == []
 
 
 def test_gc_leaves_what_was_committed_after_it_looked(filled, tmp_path: Path):

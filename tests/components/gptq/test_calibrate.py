@@ -1,8 +1,10 @@
+import pytest
 import torch
 
+from components.contract.errors import UserError
 from components.drafter.data import Chat
 from components.drafter.features import TargetFeatures
-from components.gptq.calibrate import Calibration, choose
+from components.gptq.calibrate import Calibration, choose, draw
 from components.gptq.sequence import parts
 
 TOKENS = torch.tensor([1, 40, 50, 60, 70, 80, 90, 100, 110, 120, 2])
@@ -36,3 +38,16 @@ def test_the_choice_of_conversations_depends_on_ids_not_on_their_order():
     chosen = choose(chats, 8)
     assert chosen == choose(chats[::-1], 8)
     assert [chat.id for chat in chosen] != [f"row-{i}" for i in range(8)]
+
+
+def test_the_mix_is_exactly_what_was_asked_or_refused():
+    chats = [Chat(f"row-{i}", TOKENS, 4) for i in range(30)]
+    category = {f"row-{i}": "code" if i % 3 == 0 else "math" for i in range(30)}
+    chosen = draw(chats, 9, {"code": 7, "math": 2}, category)
+    assert sorted(category[chat.id] for chat in chosen) == ["code"] * 7 + ["math"] * 2
+    assert chosen == draw(chats[::-1], 9, {"math": 2, "code": 7}, category)
+    assert draw(chats, 9, {}, category) == choose(chats, 9)
+    with pytest.raises(UserError, match="10 usable rows of category code, 11 are to calibrate on"):
+        draw(chats, 13, {"code": 11, "math": 2}, category)
+    with pytest.raises(UserError, match="30 usable rows, 31 are"):
+        draw(chats, 31, {}, category)

@@ -21,7 +21,14 @@ from components.store.work import Work
 from tests.components.drafter.conftest import write_chats
 from tests.components.gptq.conftest import DRAFT_TOKENS, save_drafter
 
-CONFIG = {"group_size": 32, "held_out": 0.2, "max_length": 64, "dtype": "float32", "evaluation_anchors": 4}
+CONFIG = {
+    "group_size": 32,
+    "held_out": 0.2,
+    "max_length": 64,
+    "dtype": "float32",
+    "conversations": 12,
+    "evaluation_anchors": 4,
+}
 LINEARS = {"fc"} | {
     f"layers.{layer}.{name}_proj"
     for layer in range(2)
@@ -101,7 +108,9 @@ def test_a_conversation_over_the_cap_is_left_out_not_cut(drafter_folder, tiny_mo
     longer = sum(length > cap for length in lengths)
     _, metrics = quantize(drafter_folder, tiny_model, chats, tmp_path, max_length=cap)
     assert metrics["left_out"] == longer > 0
-    assert metrics["conversations"] + metrics["held_out"] == len(rows) - longer
+    usable = len(rows) - longer - metrics["held_out"]
+    with pytest.raises(UserError, match=f"{usable} usable rows, {usable + 1} are to calibrate on"):
+        quantize(drafter_folder, tiny_model, chats, tmp_path, max_length=cap, conversations=usable + 1)
 
 
 def test_the_librarys_unpacking_gives_codes_times_scales_as_the_reloaded_drafter_has_them(result, target):

@@ -18,6 +18,9 @@ from components.prompts.stage import VERSION, Config
 from components.store.artifact import Artifact, commit, read_manifest
 from components.store.backend import Store
 from tests.components.byte_tokenizer import byte_tokenizer
+from tests.components.prompts import nemotron
+
+SPLITS = ["stem", "chat", "multilingual_de"]
 
 
 @pytest.fixture(scope="session")
@@ -84,6 +87,18 @@ def stage(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatc
     store = Store(str(tmp_path / "store"))
     artifact, _ = commit(store, "model", "0" * 64, tokenizer_folder, {"metrics": {}})
     return Stage(tmp_path, artifact.uri)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Two shards of two splits and one of a third, with a duplicate across shards."""
+    folder = tmp_path / "repository"
+    for split in SPLITS:
+        rows = [nemotron.row(f"{split} question {number}?", split) for number in range(40)]
+        copy = nemotron.row(f"{split}  QUESTION 3?", split, row_id=f"copy-{split}")
+        nemotron.write(folder, split, [rows[:25], [*rows[25:], copy]])
+    nemotron.card(folder, SPLITS)
+    return folder
 
 
 def read(artifact: Artifact) -> list[dict[str, Any]]:

@@ -7,20 +7,21 @@ requests and errors run against real HTTP.
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_accepted"
 
 
 @contextmanager
-def serve(*repositories: tuple[str, str, Path]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the hub's address and the requests that it has answered, as ``METHOD path``.
+def serve(*repositories: tuple[str, str, Path], pause: Event | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Yield the hub's address and the requests that it has begun to answer, as ``METHOD path``.
 
-    A repository is its name, its revision and the folder of its files.
+    A repository is its name, its revision and the folder of its files. Until ``pause`` is set, parquet files are sent
+    to their middle.
     """
     asked: list[str] = []
 
@@ -84,8 +85,14 @@ def serve(*repositories: tuple[str, str, Path]) -> Iterator[tuple[str, list[str]
             for key, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(key, value)
             self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+            if self.command == "HEAD":
+                return
+            middle = len(body) // 2 if pause and self.path.endswith(".parquet") else len(body)
+            with suppress(ConnectionError):
+                self.wfile.write(body[:middle])
+                if pause and middle < len(body):
+                    pause.wait()
+                    self.wfile.write(body[middle:])
 
         def log_message(self, *_: object) -> None:
             pass

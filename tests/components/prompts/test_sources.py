@@ -1,6 +1,5 @@
-"""Every kind of source through the stage: JSONL, the data set's own parquet shards, and a hub over real HTTP."""
+"""Files as sources, JSONL and the data set's own parquet shards, alone and through the stage."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,8 @@ from components.prompts.read import Parts
 from components.prompts.read import read as read_all
 from components.store.backend import Store
 from components.store.work import Work
-from tests.components.prompts import hub, nemotron
+from tests.components.prompts import nemotron
 from tests.components.prompts.conftest import Stage, read
-from tests.components.prompts.nemotron import REPOSITORY, REVISION
-
-SPLITS = ["stem", "chat", "multilingual_de"]
 
 
 @pytest.mark.parametrize(
@@ -63,73 +59,6 @@ def test_a_shard_is_read_from_any_row_on(tmp_path: Path, start: int) -> None:
     for shard in sources.of_files([*paths, tmp_path / "stem.jsonl"]):
         found = [(one["uuid"], one["messages"]) for one in shard.rows(start)]
         assert found == [(one["uuid"], one["messages"]) for one in rows[start:]]
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """Two shards of two splits and one of a third, with a duplicate across shards."""
-    folder = tmp_path / "repository"
-    for split in SPLITS:
-        rows = [nemotron.row(f"{split} question {number}?", split) for number in range(40)]
-        copy = nemotron.row(f"{split}  QUESTION 3?", split, row_id=f"copy-{split}")
-        nemotron.write(folder, split, [rows[:25], [*rows[25:], copy]])
-    nemotron.card(folder, SPLITS)
-    return folder
-
-
-def dataset(**fields: object) -> dict:
-    return {"dataset": {"id": REPOSITORY, "revision": REVISION, "splits": SPLITS, **fields}}
-
-
-@pytest.mark.slow
-def test_the_hub_and_local_shards_give_the_same_bytes(repository: Path, stage: Stage) -> None:
-    quotas = {"count": 60, "quotas": {"stem": 10, "chat": 40, "multilingual_de": 10}}
-    local = stage.run({"files": [str(path) for path in sorted((repository / "data").iterdir())]}, quotas)
-    with hub.serve((REPOSITORY, REVISION, repository)) as (url, asked):
-        online = {"HF_ENDPOINT": url, "HF_TOKEN": hub.TOKEN, "HF_HUB_OFFLINE": "0", "HF_HOME": f"{repository}/hf"}
-        code, line = stage.ends({}, {**quotas, **dataset()}, **online)
-    assert code == 0, line
-    streamed = stage.artifact({}, {**quotas, **dataset()})
-    assert streamed.files == local.files
-    rows = read(streamed)
-    assert Counter(row["category"] for row in rows) == quotas["quotas"]
-    assert rows[0]["conversations"][0] == {"role": "system", "content": "You are a helpful assistant."}
-    assert [turn["role"] for turn in rows[0]["conversations"]] == ["system", "user"]
-    assert streamed.metrics["dropped"] == {"duplicate": 3}
-    assert not list(Path(repository / "hf").rglob("*.parquet"))
-    assert all(REVISION in one for one in asked if REPOSITORY in one)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fields", "token", "said"),
-    [
-        ({}, None, "gated, and an account with access is needed (HF_TOKEN is not set); accept nvidia's terms at http"),
-        ({}, "hf_someone", f"(the one in HF_TOKEN has none); accept nvidia's terms at URL/datasets/{REPOSITORY} and"),
-        ({"revision": "0" * 40}, hub.TOKEN, "dataset.id nvidia/Nemotron-Post-Training-Dataset-v2 at 000000000000: no"),
-        ({"id": "nvidia/Nothing"}, hub.TOKEN, "dataset.id nvidia/Nothing at 5c89e01dd720: no such data set"),
-        ({"splits": ["science"]}, hub.TOKEN, "science"),
-    ],
-    ids=["no token", "token without access", "no such revision", "no such data set", "no such split"],
-)
-def test_what_the_hub_refuses_is_said_with_what_to_do(
-    repository: Path, stage: Stage, fields: dict, token: str | None, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with hub.serve((REPOSITORY, REVISION, repository)) as (url, _):
-        online = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": f"{repository}/hf"}
-        if token:
-            online["HF_TOKEN"] = token
-        code, line = stage.ends({}, {"count": 1, **dataset(**fields)}, **online)
-    assert code == 2, line
-    assert said.replace("URL", url) in line.replace('\\"', '"')
-
-
-@pytest.mark.slow
-def test_a_hub_that_does_not_answer_is_transient(stage: Stage) -> None:
-    online = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_HOME": f"{stage.folder}/hf"}
-    code, line = stage.ends({}, {"count": 1, **dataset()}, **online)
-    assert (code, "the hub does not answer" in line) == (75, True), line
 
 
 def test_a_draw_from_its_own_manifest_is_the_draw(repository: Path, stage: Stage) -> None:
