@@ -15,6 +15,7 @@ from pipelines.artifacts_cli import app as artifacts_app
 from pipelines.bench import app as bench_app
 from pipelines.cluster_cli import app as cluster_app
 from pipelines.connect import connect
+from pipelines.deploy_cli import app as deploy_app
 from pipelines.display import console
 from pipelines.images_cli import app as images_app
 from pipelines.options import SHIPPED, Forced, Only, Overrides, RecipeName, Start, StoreUrl, planned, recipe_at
@@ -36,6 +37,7 @@ app.add_typer(artifacts_app, name="artifacts")
 app.add_typer(bench_app, name="bench")
 app.add_typer(images_app, name="images")
 app.add_typer(cluster_app)
+app.add_typer(deploy_app)
 
 
 @app.command(

@@ -53,6 +53,7 @@ RESOURCES = (
     Resource("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingRuntime", custom=True),
     Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob", status=True, custom=True),
     Resource("monitoring.coreos.com", "v1", "servicemonitors", "ServiceMonitor", custom=True),
+    Resource("monitoring.coreos.com", "v1", "prometheusrules", "PrometheusRule", custom=True),
     Resource("keda.sh", "v1alpha1", "scaledobjects", "ScaledObject", status=True, custom=True),
     Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute", status=True, custom=True),
 )

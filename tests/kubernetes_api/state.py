@@ -35,12 +35,14 @@ class Event:
 class State:
     """Every object, and what a test sets: tokens' rights, installed groups, failures to come.
 
-    ``rights`` maps a token to (account, its (group, resource, verb), or None for all). Methods hold ``changed``, which
-    is notified on every write; objects that they return are copies.
+    ``rights`` maps a token to (account, its (group, resource, verb), or None for all); ``used`` collects what
+    requests in a namespace took. Methods hold ``changed``, which is notified on every write; objects that they return
+    are copies.
     """
 
     rights: dict[str, tuple[str, set[tuple[str, str, str]] | None]] = field(default_factory=dict)
     installed: set[str] = field(default_factory=lambda: {one.group for one in RESOURCES})
+    used: set[tuple[str, str, str]] = field(default_factory=set)
     unavailable: int = 0
     objects: dict[Key, Object] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)

@@ -9,9 +9,17 @@ NODE = "node"
 
 
 def job(
-    lines: list[str], end: str = "Complete", exit_code: int = 0, step: float = STEP, nodes: int | None = None
+    lines: list[str],
+    end: str = "Complete",
+    exit_code: int = 0,
+    step: float = STEP,
+    nodes: int | None = None,
+    words: dict[int, str] | None = None,
 ) -> Script:
-    """Return a script that starts the nodes, logs ``lines`` on each, then ends as ``Complete`` or ``Failed``."""
+    """Return a script that starts the nodes, logs ``lines`` on each, then ends as ``Complete`` or ``Failed``.
+
+    ``words`` are the termination messages of nodes.
+    """
 
     def script(world: World, one: Object) -> Iterator[float]:
         world.conditions(one, "Created", Suspended=False)
@@ -26,9 +34,9 @@ def job(
             for index, pod in enumerate(pods):
                 world.log(pod, f"{line} ({index})\n")
             yield step
-        terminated = {"terminated": {"exitCode": exit_code}}
         phase = "Failed" if exit_code else "Succeeded"
         for index in range(count):
+            terminated = {"terminated": {"exitCode": exit_code, "message": (words or {}).get(index, "")}}
             _node(world, one, index, {"phase": phase, "containerStatuses": [_container(terminated)]})
         yield step
         world.conditions(one, "JobsFinished", f"{NODE}: exit code {exit_code}", **{end: True})

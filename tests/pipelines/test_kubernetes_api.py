@@ -252,7 +252,7 @@ def test_watch(api: Api, core: client.CoreV1Api) -> None:
         resource_version=since,
         timeout_seconds=10,
     )
-    seen = [(event["type"], event["object"].metadata.name) for event, _ in zip(events, range(3), strict=False)]
+    seen = [(event["type"], event["object"].metadata.name) for _, event in zip(range(3), events, strict=False)]
     assert seen == [("ADDED", "one"), ("MODIFIED", "one"), ("DELETED", "one")]
     writer.join()
     api.state.forget()

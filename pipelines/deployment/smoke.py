@@ -1,0 +1,104 @@
+"""Call the service as a client would, through a forwarded port: a chat, a stream, and the drafts behind them."""
+
+import http.client
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from components.contract.errors import GateError, StageError, TransientError, UserError
+from pipelines.deployment.api import Namespace
+from pipelines.deployment.evidence import Evidence, length
+
+DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
+QUESTION = "What is the capital of France? Answer in one sentence."
+
+
+def smoke(
+    namespace: Namespace, pod: str, port: int, evidence: Evidence, say: Callable[[str], None], tick: Callable[[], None]
+) -> None:
+    """Raise :class:`GateError` when the service does not serve the pair as it was measured.
+
+    A chat and a stream must answer; then the prompts of the measurement are asked again, as many tokens each, and the
+    counters of speculation must show drafts and an acceptance length of at least the bundle's floor on these prompts.
+    Other requests meanwhile count too. ``tick`` is called between them. The client's key is ``VLLM_API_KEY``.
+    """
+    ask = Caller(namespace, pod, port)
+    model = ask("/v1/models")["data"][0]["id"]
+    chat = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 32, "temperature": 0}
+    before = ask.counters()
+    answer = ask("/v1/chat/completions", chat)["choices"][0]["message"].get("content") or ""
+    if not answer.strip():
+        raise GateError("smoke test: the answer to a chat is empty")
+    say(f"smoke test: {QUESTION} {' '.join(answer.split())[:80]}")
+    pieces = ask.stream("/v1/chat/completions", chat | {"stream": True})
+    if pieces < 2:
+        raise GateError(f"smoke test: a stream came in {pieces} pieces")
+    if evidence.floor is None:
+        drafts, accepted = (now - then for now, then in zip(ask.counters(), before, strict=True))
+    else:
+        before = ask.counters()
+        for prompt in evidence.prompts:
+            tokens = {"prompt": prompt["prompt_token_ids"], "max_tokens": len(prompt["token_ids"]), "temperature": 0}
+            ask("/v1/completions", {"model": model, **tokens})
+            tick()
+        drafts, accepted = (now - then for now, then in zip(ask.counters(), before, strict=True))
+    if not drafts:
+        raise GateError("smoke test: the server drafted nothing; it serves without its drafter")
+    found = length(accepted, drafts)
+    if evidence.floor is not None and found < evidence.floor:
+        raise GateError(
+            f"smoke test: acceptance length {found:.2f} on {len(evidence.prompts)} prompts of the measurement is "
+            f"below {evidence.floor:.2f}; {evidence.expected:.2f} was measured on them"
+        )
+    bound = "none measured" if evidence.floor is None else f"at least {evidence.floor:.2f}"
+    say(f"smoke test: acceptance length {found:.2f} ({bound}), {drafts:.0f} drafts")
+
+
+class Caller:
+    """Requests to one pod; each has a forwarded connection of its own."""
+
+    def __init__(self, namespace: Namespace, pod: str, port: int) -> None:
+        key = os.environ.get("VLLM_API_KEY")
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._namespace, self._pod, self._port = namespace, pod, port
+
+    def __call__(self, path: str, body: Any = None) -> Any:
+        """Return the JSON that a route answers; raises :class:`GateError` when it refuses."""
+        return json.loads(self._request(path, body))
+
+    def stream(self, path: str, body: Any) -> int:
+        """Return how many events with text a stream has."""
+        events = [line[6:] for line in self._request(path, body).splitlines() if line.startswith("data: ")]
+        if not events or events[-1] != "[DONE]":
+            raise GateError("smoke test: a stream did not end")
+        deltas = [choice["delta"] for event in events[:-1] for choice in json.loads(event)["choices"]]
+        return sum(bool(one.get("content") or one.get("reasoning")) for one in deltas)
+
+    def counters(self) -> tuple[float, float]:
+        """Return the drafts made and the tokens accepted since the server's start."""
+        lines = self._request("/metrics").splitlines()
+        sums = [
+            sum(float(one.rsplit(" ", 1)[1]) for one in lines if one.startswith(name + "{"))
+            for name in (DRAFTS, ACCEPTED)
+        ]
+        return sums[0], sums[1]
+
+    def _request(self, path: str, body: Any = None) -> str:
+        try:
+            with self._namespace.connection(self._pod, self._port) as connection:
+                data = None if body is None else json.dumps(body)
+                connection.request("GET" if body is None else "POST", path, data, self._headers)
+                response = connection.getresponse()
+                text = response.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise TransientError(f"smoke test: {path}: no answer ({type(error).__name__}: {error})") from error
+        if response.status == 401:
+            raise UserError(f"smoke test: {path} asks for a key; set VLLM_API_KEY to the one in the Secret")
+        if response.status != 200:
+            raise _refused(path, response.status, text)
+        return text
+
+
+def _refused(path: str, status: int, text: str) -> StageError:
+    return GateError(f"smoke test: {path} answered {status}: {' '.join(text.split())[:200]}")

@@ -1,0 +1,134 @@
+"""Wait for the pods of a deployment, saying why they are not ready."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from components.contract.errors import TransientError, UserError, is_shortage
+from pipelines.deployment.api import Namespace, Object
+from pipelines.deployment.chart import LABEL, pod_labels
+
+POLL_SECONDS = 3.0
+TAIL_LINES = 40
+PATIENCE = 2
+_ERROR = re.compile(r"error|exception|denied|refused|no such|not found|mismatch|cannot", re.IGNORECASE)
+_PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a pod is not ready; ``final`` when waiting will not help."""
+
+    text: str
+    final: bool = False
+
+
+def wait(
+    namespace: Namespace, objects: list[Object], seconds: float, say: Callable[[str], None], tick: Callable[[], None]
+) -> Object:
+    """Block until every replica of this deployment is ready and no other pod is left; return a ready pod.
+
+    ``say`` gets each new reason, ``tick`` is called at every look. Raises :class:`UserError` for what waiting cannot
+    mend, :class:`TransientError` when the time is over; both end with the last reason.
+    """
+    server, labels = objects[-1], pod_labels(objects)
+    mine = labels.pop(LABEL)
+    selector = ",".join(f"{key}={value}" for key, value in labels.items())
+    wanted = server["spec"].get("replicas") or server["spec"].get("predictor", {}).get("minReplicas") or 1
+    deadline, told = time.monotonic() + seconds, ""
+    while True:
+        tick()
+        pods = namespace.pods(selector)
+        own = [one for one in pods if one["metadata"]["labels"].get(LABEL) == mine]
+        ready = [one for one in own if _is_ready(one)]
+        if len(ready) >= wanted and len(pods) == len(own) and _is_ready(_live(namespace, server)):
+            return ready[0]
+        reasons = [reason for pod in own for reason in reasons_of(namespace, pod)]
+        text = reasons[0].text if reasons else _of_server(namespace, server, len(pods) - len(own))
+        if text != told:
+            say(text)
+            told = text
+        if reasons and reasons[0].final:
+            raise UserError(text)
+        if time.monotonic() > deadline:
+            raise TransientError(f"not ready after {seconds / 60:.0f} minutes: {text}")
+        time.sleep(POLL_SECONDS)
+
+
+def standing(namespace: Namespace, objects: list[Object]) -> dict[str, str]:
+    """Return the pods of a deployment by name: ready, or why not."""
+    selector = ",".join(f"{key}={value}" for key, value in pod_labels(objects).items())
+    found = {}
+    for pod in namespace.pods(selector):
+        reasons = [reason.text for reason in reasons_of(namespace, pod)]
+        found[pod["metadata"]["name"]] = "ready" if _is_ready(pod) else (reasons or ["starting"])[0]
+    return found
+
+
+def reasons_of(namespace: Namespace, pod: Object) -> Iterator[Reason]:
+    """Yield why a pod is not ready, what matters most first."""
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            yield Reason(f"{name}: no node takes it ({condition.get('message', '')})")
+    for one in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        state, container = one.get("state", {}), one["name"]
+        waiting = state.get("waiting", {}).get("reason", "")
+        what = "fetching the bundle" if container in ("storage-initializer", "weights") else "vLLM"
+        if waiting in _PULL:
+            said = state["waiting"].get("message", "")
+            yield Reason(
+                f"{name}: image of {container} is not pulled, {waiting} ({said})", waiting == "InvalidImageName"
+            )
+        elif waiting == "CreateContainerConfigError":
+            yield Reason(
+                f"{name}: {container} is not made ({state['waiting'].get('message', '')}): a Secret or its key"
+            )
+        elif not one.get("ready"):
+            ended = state.get("terminated") or one.get("lastState", {}).get("terminated")
+            if ended and (ended["exitCode"] or waiting == "CrashLoopBackOff"):
+                yield _of_crash(namespace, name, container, what, ended, one.get("restartCount", 0))
+
+
+def _of_crash(namespace: Namespace, pod: str, container: str, what: str, ended: Object, restarts: int) -> Reason:
+    """Explain a container that ended, with its own last words; twice the same is no accident."""
+    log = namespace.log(pod, container, TAIL_LINES, previous=True) or namespace.log(pod, container, TAIL_LINES)
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    words = next((line for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "no log")[:300]
+    final = restarts >= PATIENCE
+    if ended.get("reason") == "OOMKilled":
+        why = "out of memory (RAM, not the GPU's): raise resources.limits.memory"
+    elif any("CUDA out of memory" in line or (is_shortage(line) and "GPU" in line) for line in lines):
+        why = (
+            "CUDA out of memory: another process holds the GPU, or gpu_memory_utilization or max_model_len is too high"
+        )
+    elif what != "vLLM":
+        why = "its store address, key, role or network policy"
+    else:
+        why = f"exit code {ended['exitCode']}"
+    times = f", {restarts} restarts" if restarts else ""
+    return Reason(f"{pod}: {what} ended ({why}{times}): {words}", final)
+
+
+def _live(namespace: Namespace, server: Object) -> Object:
+    return namespace.get(server["apiVersion"], server["kind"], server["metadata"]["name"]) or {}
+
+
+def _is_ready(one: Object) -> bool:
+    """Say whether a pod, an InferenceService or a Deployment is ready, at the generation that was applied."""
+    status, generation = one.get("status", {}), one.get("metadata", {}).get("generation", 0)
+    if one.get("kind") in ("InferenceService", "Deployment") and status.get("observedGeneration", 0) < generation:
+        return False
+    kind = "Available" if one.get("kind") == "Deployment" else "Ready"
+    found = [condition["status"] for condition in status.get("conditions", ()) if condition["type"] == kind]
+    return found == ["True"] and "deletionTimestamp" not in one.get("metadata", {})
+
+
+def _of_server(namespace: Namespace, server: Object, others: int) -> str:
+    """Say what is waited for when no pod gives a reason."""
+    if others:
+        return f"{others} pods of the revision before are still there"
+    conditions = _live(namespace, server).get("status", {}).get("conditions", ())
+    said = [one.get("message") for one in conditions if one["status"] != "True" and one.get("message")]
+    return f"{server['kind']} {server['metadata']['name']}: {said[0] if said else 'starting'}"

@@ -1,0 +1,319 @@
+"""Deploying against the fake of the Kubernetes API: what is put into service, what is put back, and what is said."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from components.contract.errors import GateError, StageError, TransientError, UserError
+from pipelines.deployment import lock, rollout
+from pipelines.deployment.api import Namespace
+from pipelines.deployment.evidence import Evidence
+from pipelines.deployment.record import Record
+from tests.kubernetes_api.controllers import playing
+from tests.kubernetes_api.server import Api
+from tests.kubernetes_api.servers import serves, unready, waiting
+from tests.pipelines.deployment.vllm_stand_in import Server
+
+KSERVE = ("serving.kserve.io/v1beta1", "InferenceService", "pair")
+
+
+class Said(list):
+    """Collects what is said."""
+
+    def __call__(self, line: str) -> None:
+        self.append(line)
+
+
+def deploy(namespace: Namespace, evidence: Evidence, *changes: dict[str, Any], dry: bool = False) -> Said:
+    said = Said()
+    rollout.deploy(namespace, "pair", evidence, list(changes), dry, said)
+    return said
+
+
+def states(namespace: Namespace) -> list[tuple[int, str]]:
+    return [(one.number, one.state) for one in Record(namespace, "pair").revisions]
+
+
+def objects(api: Api) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return (uid, resourceVersion) of all that deploys make, but their record."""
+    return {
+        (key[0].kind, key[2]): (one["metadata"]["uid"], one["metadata"]["resourceVersion"])
+        for key, one in api.state.objects.items()
+        if key[0].kind not in ("Namespace", "Pod", "Node") and key[2] != "pair-revisions"
+    }
+
+
+def storage(namespace: Namespace) -> str:
+    found = namespace.get(*KSERVE)
+    assert found is not None
+    return str(found["spec"]["predictor"]["model"]["storageUri"])
+
+
+def test_a_bundle_is_put_into_service_once(api: Api, namespace: Namespace, first: Evidence, vllm: Server) -> None:
+    with playing(api, {"InferenceService": serves(vllm.address, steps=3, flaps=2)}):
+        said = deploy(namespace, first)
+        assert "new: InferenceService/pair" in said
+        assert "smoke test: acceptance length 3.00 (at least 2.50), 32 drafts" in said
+        assert "ProgressDeadlineExceeded" in " ".join(said)
+        assert said[-1] == "pair: revision 1 serves"
+        asked = [body["prompt"] for path, body in vllm.asked if path == "/v1/completions"]
+        assert asked == [one["prompt_token_ids"] for one in first.prompts]
+        before = objects(api)
+        said = deploy(namespace, first)
+        assert "unchanged: InferenceService/pair" in said
+        assert not [line for line in said if line.startswith(("new", "changed", "removed"))]
+        assert objects(api) == before
+        assert states(namespace) == [(1, "deployed")]
+        assert storage(namespace) == first.values["bundle"]["uri"]
+
+
+def test_plain_deployments_need_no_kserve(api: Api, namespace: Namespace, first: Evidence, vllm: Server) -> None:
+    api.state.installed.remove("serving.kserve.io")
+    with pytest.raises(
+        UserError, match=r"no ServingRuntime .*, InferenceService .*; install KServe, or set mode: dep"
+    ):
+        deploy(namespace, first)
+    with playing(api, {"Deployment": serves(vllm.address)}):
+        assert deploy(namespace, first, {"mode": "deployment"})[-1] == "pair: revision 1 serves"
+
+
+def test_an_upgrade_goes_back_by_itself_and_by_command(
+    api: Api, namespace: Namespace, first: Evidence, second: Evidence, vllm: Server
+) -> None:
+    with playing(api, {"InferenceService": serves(vllm.address)}):
+        deploy(namespace, first)
+        deploy(namespace, second, {"podDisruptionBudget": {"enabled": False}})
+        assert states(namespace) == [(1, "replaced"), (2, "deployed")]
+        assert ("PodDisruptionBudget", "pair") not in objects(api)
+        said = Said()
+        rollout.rollback(namespace, "pair", said)
+        assert states(namespace) == [(1, "replaced"), (2, "replaced"), (3, "deployed")]
+        assert storage(namespace) == first.values["bundle"]["uri"]
+        assert ("PodDisruptionBudget", "pair") in objects(api)
+        vllm.per_draft = 0.2
+        with pytest.raises(
+            GateError, match=r"length 1.20 on 8 prompts .* below 2.50; 3.00 was .*; rolled back to rev.*n 3"
+        ):
+            deploy(namespace, second)
+        assert states(namespace)[-2:] == [(3, "deployed"), (4, "failed")]
+        assert storage(namespace) == first.values["bundle"]["uri"]
+        rollout.undeploy(namespace, "pair", said)
+        assert objects(api) == {}
+        with pytest.raises(UserError, match="not deployed"):
+            rollout.undeploy(namespace, "pair", said)
+
+
+POD = "pair-predictor-1-abcde"
+CRASHED = {"restarts": 3, "last": {"exitCode": 1, "reason": "Error"}}
+KILLED = {"restarts": 2, "last": {"exitCode": 137, "reason": "OOMKilled"}}
+CUDA = "INFO loading\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 22 GiB\nbye\n"
+WHY = {
+    "image": (
+        {"containerStatuses": [waiting("kserve-container", "InvalidImageName", "couldn't parse it")]},
+        {},
+        f"{POD}: image of kserve-container is not pulled, InvalidImageName \\(couldn't parse it\\)",
+    ),
+    "storage": (
+        {"initContainerStatuses": [waiting("storage-initializer", "CrashLoopBackOff", **CRASHED)]},
+        {"storage-initializer": "INFO copying\nbotocore.exceptions.ClientError: (403) Forbidden\n"},
+        f"{POD}: fetching the bundle ended .*network policy, 3 restarts\\): .*ClientError: \\(403\\) Forbidden",
+    ),
+    "cuda": (
+        {"containerStatuses": [waiting("kserve-container", "CrashLoopBackOff", **CRASHED)]},
+        {"kserve-container": CUDA},
+        f"{POD}: vLLM ended \\(CUDA out of memory: .*, 3 restarts\\): torch.OutOfMemoryError: CUDA out of memory",
+    ),
+    "memory": (
+        {"containerStatuses": [waiting("kserve-container", "CrashLoopBackOff", **KILLED)]},
+        {"kserve-container": "loading\n"},
+        f"{POD}: vLLM ended \\(out of memory .*limits.memory, 2 restarts\\): loading",
+    ),
+    "crash": (
+        {"containerStatuses": [waiting("kserve-container", "CrashLoopBackOff", **CRASHED)]},
+        {"kserve-container": "QDFLASH_SUMS: config.json is not the bundle's, sha256 mismatch\n"},
+        f"{POD}: vLLM ended \\(exit code 1, 3 restarts\\): QDFLASH_SUMS: config.json is not",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", WHY)
+def test_what_cannot_become_ready_is_explained_and_taken_away(
+    api: Api, namespace: Namespace, first: Evidence, why: str
+) -> None:
+    status, logs, line = WHY[why]
+    with (
+        playing(api, {"InferenceService": unready(status, logs)}),
+        pytest.raises(UserError, match=f"{line}.*; taken away, nothing was deployed before"),
+    ):
+        deploy(namespace, first)
+    assert objects(api) == {}
+    assert states(namespace) == [(1, "failed")]
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        (
+            {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: Insufficient nvidia.com/gpu"}
+                ]
+            },
+            "no node takes it (0/3 nodes: Insufficient nvidia.com/gpu)",
+        ),
+        (
+            {"containerStatuses": [waiting("kserve-container", "ImagePullBackOff", "401 Unauthorized")]},
+            "is not pulled, ImagePullBackOff (401 Unauthorized)",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    waiting("kserve-container", "CreateContainerConfigError", 'secret "clients" not found')
+                ]
+            },
+            'kserve-container is not made (secret "clients" not found): a Secret or its key',
+        ),
+    ],
+    ids=["unschedulable", "pull", "secret"],
+)
+def test_what_may_mend_itself_is_waited_for(
+    api: Api,
+    namespace: Namespace,
+    first: Evidence,
+    vllm: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    status: Any,
+    line: str,
+) -> None:
+    monkeypatch.setattr(rollout, "SLACK_SECONDS", -1199.5)
+    with (
+        playing(api, {"InferenceService": unready(status)}),
+        pytest.raises(TransientError, match="not ready after 0 min"),
+    ):
+        rollout.deploy(namespace, "pair", first, [], False, said := Said())
+    assert line in " ".join(said)
+
+
+def test_a_server_without_its_drafter_is_refused(
+    api: Api, namespace: Namespace, first: Evidence, vllm: Server
+) -> None:
+    vllm.drafts_a_token = 0
+    with (
+        playing(api, {"InferenceService": serves(vllm.address)}),
+        pytest.raises(GateError, match=r"drafted nothing; .*; taken away"),
+    ):
+        deploy(namespace, first)
+
+
+def test_a_service_with_a_key_is_asked_with_it(
+    api: Api, namespace: Namespace, first: Evidence, vllm: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm.key = "of-clients"
+    keyed = {"apiKey": {"secretName": "clients"}}
+    with playing(api, {"InferenceService": serves(vllm.address)}):
+        with pytest.raises(UserError, match="secret clients: is not there"):
+            deploy(namespace, first, keyed)
+        api.add({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "clients"}, "data": {"api-key": "aw=="}})
+        with pytest.raises(UserError, match="set VLLM_API_KEY"):
+            deploy(namespace, first, keyed)
+        monkeypatch.setenv("VLLM_API_KEY", "of-clients")
+        deploy(namespace, first, keyed)
+    assert "of-clients" not in str(list(api.state.objects.values()))
+
+
+def test_of_two_deploys_one_wins(
+    api: Api, namespace: Namespace, first: Evidence, vllm: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[StageError | None] = []
+
+    def run() -> None:
+        try:
+            deploy(namespace, first)
+            ended.append(None)
+        except StageError as error:
+            ended.append(error)
+
+    with playing(api, {"InferenceService": serves(vllm.address, steps=10)}):
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (loser,) = [one for one in ended if one]
+        assert isinstance(loser, TransientError)
+        assert "deploys since" in str(loser)
+        assert states(namespace) == [(1, "deployed")]
+        monkeypatch.setattr(lock, "SECONDS", 0)  # as if its holder had died two minutes ago
+        with (
+            lock.held(namespace, "pair") as renew,
+            lock.held(namespace, "pair"),
+            pytest.raises(TransientError, match="took the lease over"),
+        ):
+            renew()
+
+
+def test_an_interrupted_deploy_is_taken_over(
+    api: Api, namespace: Namespace, first: Evidence, second: Evidence, vllm: Server
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with playing(api, {"InferenceService": serves(vllm.address)}):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rollout, "wait", killed)
+            with pytest.raises(Killed):
+                deploy(namespace, first, {"serviceMonitor": {"enabled": True}})
+        assert states(namespace) == [(1, "started")]
+        deploy(namespace, second)
+        assert states(namespace) == [(1, "failed"), (2, "deployed")]
+        assert ("ServiceMonitor", "pair") not in objects(api)
+
+
+def test_a_dry_run_changes_nothing(api: Api, namespace: Namespace, first: Evidence) -> None:
+    before = dict(api.state.objects)
+    said = deploy(namespace, first, dry=True)
+    assert api.state.objects == before
+    assert [line for line in said if line.startswith("new: ")]
+    assert "nodes: none with node.kubernetes.io/instance-type=g5.xlarge, nvidia.com/gpu free" in " ".join(said)
+
+
+def test_fields_of_another_manager_are_not_taken(api: Api, namespace: Namespace, first: Evidence) -> None:
+    metadata = {"name": "pair", "labels": {"app.kubernetes.io/managed-by": "Helm"}}
+    api.add({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    with pytest.raises(
+        UserError, match=r'409 .*conflict with "cluster": .metadata.labels.app.kubernetes.io/managed-by'
+    ):
+        deploy(namespace, first)
+    assert set(objects(api)) == {("ServiceAccount", "pair")}
+
+
+def test_what_the_cluster_shows_is_looked_at(api: Api, namespace: Namespace, first: Evidence) -> None:
+    controller = {
+        "metadata": {"labels": {"a": "b"}},
+        "spec": {"containers": [{"name": "m", "image": "kserve/m:v0.15.2"}]},
+    }
+    api.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kserve"}})
+    spec = {"selector": {"matchLabels": {"a": "b"}}, "template": controller}
+    metadata = {"name": "kserve-controller-manager", "namespace": "kserve"}
+    api.add({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
+    labels = {"node.kubernetes.io/instance-type": "g5.xlarge"}
+    status = {"allocatable": {"nvidia.com/gpu": "1"}}
+    api.add(
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": labels}, "spec": {}, "status": status}
+    )
+    with pytest.raises(UserError, match=r"KServe 0\.15\.2 does not know mode Standard; set kserve.deploymentMode"):
+        deploy(namespace, first, dry=True)
+    said = deploy(namespace, first, {"kserve": {"deploymentMode": "RawDeployment"}}, dry=True)
+    assert "KServe 0.15.2, mode RawDeployment" in said
+    assert [line for line in said if line.startswith("nodes: 1 with")]
+
+
+def test_a_slow_answer_of_the_api_is_tried_again_by_people(api: Api, namespace: Namespace, first: Evidence) -> None:
+    api.state.unavailable = 1
+    with pytest.raises(TransientError, match=r"503 .*try again"):
+        deploy(namespace, first)
+    assert objects(api) == {}

@@ -1,0 +1,80 @@
+"""A stand-in for vLLM's HTTP routes, for the core role, which has no vLLM: one model, counters of speculation.
+
+It generates nothing: answers are canned, and each request counts as many drafts and accepted tokens as it is told.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+PAGE = """# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{{model_name="pair"}} {drafts}
+vllm:spec_decode_num_accepted_tokens_total{{model_name="pair"}} {accepted}
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="pair",position="0"}} {accepted}
+"""
+
+
+@dataclass
+class Server:
+    """What it counts, and how it answers: accepted tokens a draft, the key it asks for, the text of an answer."""
+
+    address: tuple[str, int]
+    per_draft: float = 2.0
+    drafts_a_token: float = 0.5
+    key: str | None = None
+    text: str = "Paris is the capital of France."
+    drafts: float = 0
+    accepted: float = 0
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """Serve on a free port of loopback."""
+
+    class Handler(BaseHTTPRequestHandler):
+        wbufsize = -1
+
+        def do_GET(self) -> None:
+            if self.path == "/metrics":
+                page = PAGE.format(drafts=state.drafts, accepted=state.accepted)
+                return self._send(200, page)
+            return self._send(200, {"object": "list", "data": [{"id": "pair"}]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if state.key and self.headers.get("Authorization") != f"Bearer {state.key}":
+                return self._send(401, {"error": "Unauthorized"})
+            state.asked.append((self.path, body))
+            drafts = body["max_tokens"] * state.drafts_a_token
+            state.drafts += drafts
+            state.accepted += drafts * state.per_draft
+            if body.get("stream"):
+                words = [{"choices": [{"delta": {"content": word}}]} for word in state.text.split()]
+                return self._send(200, "".join(f"data: {json.dumps(one)}\n\n" for one in words) + "data: [DONE]\n\n")
+            if self.path == "/v1/completions":
+                return self._send(200, {"choices": [{"text": state.text}]})
+            return self._send(200, {"choices": [{"message": {"content": state.text}}]})
+
+        def _send(self, status: int, document: Any) -> None:
+            data = document.encode() if isinstance(document, str) else json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state = Server(("127.0.0.1", server.server_port))
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
