@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -141,25 +142,31 @@ def test_a_file_that_no_revision_pins_is_refused() -> None:
         _key(Dataset(id=REPOSITORY, revision=REVISION), "https://example.org/rows.parquet")
 
 
-@pytest.mark.parametrize(
-    ("fields", "token", "said"),
-    [
-        ({}, None, "gated, and an account with access is needed (HF_TOKEN is not set); accept nvidia's terms at http"),
-        ({}, "hf_someone", f"(the one in HF_TOKEN has none); accept nvidia's terms at URL/datasets/{REPOSITORY} and"),
-        ({"revision": "0" * 40}, hub.TOKEN, "dataset.id nvidia/Nemotron-Post-Training-Dataset-v2 at 000000000000: no"),
-        ({"id": "nvidia/Nothing"}, hub.TOKEN, "dataset.id nvidia/Nothing at 5c89e01dd720: no such data set"),
-        ({"splits": ["science"]}, hub.TOKEN, "science"),
-    ],
-    ids=["no token", "token without access", "no such revision", "no such data set", "no such split"],
-)
-def test_what_the_hub_refuses_is_said_with_what_to_do(
-    repository: Path, stage: Stage, fields: dict, token: str | None, said: str
-) -> None:
+REFUSED: list[tuple[dict, str, str]] = [
+    ({}, "", "gated, and an account with access is needed (HF_TOKEN is not set); accept nvidia's terms at http"),
+    ({}, "hf_someone", f"(the one in HF_TOKEN has none); accept nvidia's terms at URL/datasets/{REPOSITORY} and"),
+    ({"revision": "0" * 40}, hub.TOKEN, "dataset.id nvidia/Nemotron-Post-Training-Dataset-v2 at 000000000000: no"),
+    ({"id": "nvidia/Nothing"}, hub.TOKEN, "dataset.id nvidia/Nothing at 5c89e01dd720: no such data set"),
+    ({"splits": ["science"]}, hub.TOKEN, "no split science; it has stem, chat, multilingual_de"),
+]
+ONE_BY_ONE = """
+import json, os, sys
+from components.contract.cli import main
+for os.environ["HF_TOKEN"], argv in json.loads(sys.argv[1]):
+    print(main("prompts", argv))
+"""
+
+
+def test_what_the_hub_refuses_is_said_with_what_to_do(repository: Path, stage: Stage) -> None:
+    draws = [(token, stage.argv({"count": 1, **dataset(**fields)}, {})) for fields, token, _ in REFUSED]
     with hub.serve((REPOSITORY, REVISION, repository)) as (url, _):
-        environment = {**online(url, stage.folder), "HF_TOKEN": token or ""}
-        code, line = stage.ends({}, {"count": 1, **dataset(**fields)}, **environment)
-    assert code == 2, line
-    assert said.replace("URL", url) in line.replace('\\"', '"')
+        command = [sys.executable, "-c", ONE_BY_ONE, json.dumps(draws)]
+        environment = {**os.environ, **online(url, stage.folder)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["2"] * len(REFUSED), done.stderr
+    lines = [line.replace('\\"', '"') for line in done.stderr.splitlines() if " prompts failed " in line]
+    for (_, _, said), line in zip(REFUSED, lines, strict=True):
+        assert said.replace("URL", url) in line
 
 
 def test_a_hub_that_does_not_answer_is_transient(stage: Stage) -> None:
