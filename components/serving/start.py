@@ -11,6 +11,7 @@ from pathlib import Path
 
 from components.contract.digest import file_sha256
 from components.contract.errors import StageError, UserError, one_line
+from components.serving.drain import mark
 from components.serving.profiles import SUMS_FILE
 
 VARIABLE = "QDFLASH_SUMS"
@@ -46,6 +47,7 @@ if __name__ == "__main__":
     except StageError as fault:
         print(one_line(fault), file=sys.stderr)
         raise SystemExit(fault.exit_code) from fault
+    mark().unlink(missing_ok=True)  # of the container before this one
     against = "of the deployment" if os.environ.get(VARIABLE) else "of its own"
     print(f"{sys.argv[2]}: {count} files agree with the checksums {against}", file=sys.stderr, flush=True)
     os.execvp("vllm", ["vllm", *sys.argv[1:], *ALWAYS])

@@ -10,9 +10,11 @@ import pytest
 import yaml
 
 from components.serving.arguments import arguments, environment
+from components.serving.drain import ARRIVAL_SECONDS, ENDPOINTS_SECONDS
 from tests.charts.conftest import CHART, IMAGE, PAIR, SUMS, Render, merged
 from tests.schemas import faults, pod_spec
 
+DRAIN = ("--middleware", "components.serving.drain.RefuseWhileDraining")
 MODES = ("kserve", "deployment")
 KEY = {"apiKey": {"secretName": "clients", "secretKey": "api-key"}}
 ROLE = {"s3": {"roleArn": "arn:aws:iam::123456789012:role/read-bundles", "region": "eu-west-1"}}
@@ -91,7 +93,7 @@ def test_vllm_is_called_as_the_bundle_says(render: Render, mode: str) -> None:
         PAIR.profile("a10g"), "/mnt/models", "/mnt/models/draft", served_model_name="pair", host="0.0.0.0", port=8080
     )
     assert container["command"] == ["python", "-m", "components.serving.start"]
-    assert ["vllm", *container["args"]] == [*expected, "--shutdown-timeout", "60"]
+    assert ["vllm", *container["args"]] == [*expected, "--shutdown-timeout", "60", *DRAIN]
     variables = {one["name"]: one["value"] for one in container["env"]}
     assert variables == {**environment(PAIR.profile("a10g")), "HOME": "/tmp", "QDFLASH_SUMS": SUMS}
     assert container["image"] == IMAGE
@@ -162,10 +164,11 @@ def test_a_slow_start_is_waited_for_and_a_stop_too(render: Render, mode: str) ->
     assert startup["periodSeconds"] * startup["failureThreshold"] == 30 * 60
     for probe in (startup, container["readinessProbe"], container["livenessProbe"]):
         assert probe["exec"]["command"] == ["python", "-m", "components.serving.ready", "--port", "8080"]
-    assert container["args"][-2:] == ["--shutdown-timeout", "90"]
+    assert container["args"][-4:] == ["--shutdown-timeout", "90", *DRAIN]
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["python", "-m", "components.serving.drain"]
     pod = pod_spec(objects["InferenceService" if mode == "kserve" else "Deployment"])
     assert pod is not None
-    assert pod["terminationGracePeriodSeconds"] > 90 + int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > 90 + ENDPOINTS_SECONDS + ARRIVAL_SECONDS
 
 
 def test_keys_are_named_and_never_written(render: Render) -> None:
@@ -178,7 +181,7 @@ def test_keys_are_named_and_never_written(render: Render) -> None:
     named = {one["name"]: one["valueFrom"]["secretKeyRef"]["name"] for one in weights["env"] if "valueFrom" in one}
     assert named == {"AWS_ACCESS_KEY_ID": "store", "AWS_SECRET_ACCESS_KEY": "store"}
     assert objects["ServiceAccount"]["secrets"] == [{"name": "store"}]
-    assert "--middleware" not in server(render())["args"]
+    assert "components.serving.key.KeyOnEveryRoute" not in server(render())["args"]
 
 
 def test_the_policy_opens_the_server_s_port_and_the_store_s(render: Render) -> None:

@@ -21,6 +21,8 @@ args:
   {{- toYaml .Values.serving.args | nindent 2 }}
   - --shutdown-timeout
   - {{ .Values.drainSeconds | quote }}
+  - --middleware
+  - components.serving.drain.RefuseWhileDraining
   {{- if .Values.apiKey.secretName }}
   - --middleware
   - components.serving.key.KeyOnEveryRoute
@@ -60,10 +62,10 @@ livenessProbe:
   periodSeconds: 30
   timeoutSeconds: 10
   failureThreshold: 5
-# Endpoints forget the pod before vLLM stops taking requests.
+# Endpoints forget the pod, then it takes no more requests, then it is told to stop.
 lifecycle:
   preStop:
-    exec: {command: [sleep, "5"]}
+    exec: {command: [python, -m, components.serving.drain]}
 volumeMounts:
   - {name: shm, mountPath: /dev/shm}
   - {name: tmp, mountPath: /tmp}

@@ -1,5 +1,6 @@
 """A bundle served as its card says, with nothing of this project but its plugins in vLLM's environment."""
 
+import contextlib
 import os
 import re
 import signal
@@ -19,11 +20,16 @@ from components.store.artifact import commit
 from components.store.backend import Store
 from components.store.work import Work
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from service_stress import engine
+
 pytestmark = pytest.mark.slow
 MANIFEST = {"version": 1, "config": {}, "inputs": {}, "salt": None, "metrics": {}, "versions": {}}
 
 
-def test_the_card_s_command_serves_the_pair_with_its_window(tiny_model, tiny_draft, tmp_path, home) -> None:
+def test_the_card_s_command_serves_the_pair_with_its_window_and_ends_with_its_engine(
+    tiny_model, tiny_draft, tmp_path, home
+) -> None:
     store, inputs = Store(str(tmp_path / "store")), {}
     for port, source in (("target", tiny_model), ("drafter", tiny_draft)):
         artifact, _ = commit(store, "model", port.encode().hex().ljust(64, "0"), source, MANIFEST)
@@ -60,6 +66,10 @@ def test_the_card_s_command_serves_the_pair_with_its_window(tiny_model, tiny_dra
         answer = client.complete([10, 11, 12], max_tokens=40, ignore_eos=True)
         assert len(answer.token_ids) == 40
         assert client.metrics().drafts > 0
+        os.kill(engine(process.pid), signal.SIGKILL)
+        process.wait(20)  # the server ends by itself, so that whatever supervises it starts it again
+        assert not client.is_healthy()
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
