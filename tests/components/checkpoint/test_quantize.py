@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationArgs
@@ -76,6 +77,18 @@ def test_packing_is_the_librarys_bit_for_bit(rows, columns, seed, bits):
 def test_latents_are_packed_as_the_library_packs_their_codes(rows, groups, size, seed, dtype, bits):
     latents, scales = sample(rows, groups, size, seed, dtype)
     assert torch.equal(pack_latents(latents, scales, bits), pack_to_int32(integer_codes(latents, scales, bits), bits))
+
+
+@pytest.mark.parametrize("exponent", [1, 2, 120, 127, 254])
+def test_every_bf16_latent_is_packed_as_its_code_on_every_mantissa_of_a_scale(exponent: int):
+    """Only the exponents' difference counts beside these, but for numbers that are subnormal or overflow."""
+    every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16)
+    latents = every[every.isfinite()].expand(128, -1)
+    scales = (torch.arange(128, dtype=torch.int16) + (exponent << 7)).view(torch.bfloat16).unsqueeze(1)
+    assert torch.equal(pack_latents(latents, scales, 4), pack_codes(integer_codes(latents, scales), 4))
+    if exponent == 127:  # scales of 1 to 2: latents at every tie of every one of them
+        ties = (latents.abs().float() / scales.float()) % 1 == 0.5
+        assert ties.sum(1).min() > 0
 
 
 def test_every_pair_of_codes_is_packed_as_the_library_does():
