@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[1]
-GRACE_BEYOND_DRAIN = 20  # as terminationGracePeriodSeconds in the chart
+GRACE_BEYOND_DRAIN = 30  # terminationGracePeriodSeconds of the chart is so much longer than drainSeconds
 
 
 class Kubelet:

@@ -1,6 +1,5 @@
 """The chart, rendered by Helm itself without a cluster, with the values that the deploy stage writes."""
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from components.deploy.values import values
 from components.serving.profiles import A10G, Serving
 from components.store.artifact import Artifact
 from components.store.backend import Store
+from pipelines.deployment.chart import over as merged
 
 CHART = Path(__file__).parents[2] / "charts" / "qdflash"
 IMAGE = f"registry.example/qdflash-vllm@sha256:{'b' * 64}"
@@ -47,12 +47,3 @@ def render(given: dict[str, Any]) -> Render:
         return {one["kind"]: one for one in found}
 
     return rendered
-
-
-def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with ``changes`` over them, as Helm merges a second file."""
-    result = copy.deepcopy(values)
-    for key, value in changes.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merged(result[key], value) if both else value
-    return result

@@ -12,6 +12,7 @@ import yaml
 from components.serving.arguments import arguments, environment
 from components.serving.drain import ARRIVAL_SECONDS, ENDPOINTS_SECONDS
 from tests.charts.conftest import CHART, IMAGE, PAIR, SUMS, Render, merged
+from tests.kubelet import GRACE_BEYOND_DRAIN
 from tests.schemas import faults, pod_spec
 
 DRAIN = ("--middleware", "components.serving.drain.RefuseWhileDraining")
@@ -168,7 +169,8 @@ def test_a_slow_start_is_waited_for_and_a_stop_too(render: Render, mode: str) ->
     assert container["lifecycle"]["preStop"]["exec"]["command"] == ["python", "-m", "components.serving.drain"]
     pod = pod_spec(objects["InferenceService" if mode == "kserve" else "Deployment"])
     assert pod is not None
-    assert pod["terminationGracePeriodSeconds"] > 90 + ENDPOINTS_SECONDS + ARRIVAL_SECONDS
+    assert pod["terminationGracePeriodSeconds"] == 90 + GRACE_BEYOND_DRAIN
+    assert GRACE_BEYOND_DRAIN > 2 * (ENDPOINTS_SECONDS + ARRIVAL_SECONDS)
 
 
 def test_keys_are_named_and_never_written(render: Render) -> None:

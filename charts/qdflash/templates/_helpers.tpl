@@ -94,7 +94,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "qdflash.pod" -}}
 serviceAccountName: {{ .Release.Name }}
 automountServiceAccountToken: false
-terminationGracePeriodSeconds: {{ add .Values.drainSeconds 20 }}
+terminationGracePeriodSeconds: {{ add .Values.drainSeconds 30 }}
 securityContext:
   runAsNonRoot: true
   seccompProfile: {type: RuntimeDefault}
