@@ -54,12 +54,12 @@ def chart() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def prometheus(server, chart, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Prometheus with the chart's rules that scrapes the server every half second: its address."""
+    """A Prometheus with the chart's rules that scrapes the server every second: its address."""
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "rules.yaml").write_text(yaml.safe_dump(chart["rules"]))
     target = {"targets": [server.url.removeprefix("http://")], "labels": SERIES}
     config = {
-        "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": ["rules.yaml"],
         "scrape_configs": [{"job_name": "vllm", "static_configs": [target]}],
     }
@@ -86,7 +86,7 @@ def test_every_panel_and_every_rule_finds_its_series(server, prometheus: str, ch
     before, until = server.client.metrics(), time.monotonic() + 6
     while time.monotonic() < until:
         server.client.complete([10, 11, 12], max_tokens=24, ignore_eos=True)
-    time.sleep(1.5)  # once more scraped and once more evaluated
+    time.sleep(2.5)  # once more scraped and once more evaluated
     queries = {target["expr"]: panel["title"] for panel in chart["panels"] for target in panel["targets"]}
     for query, panel in queries.items():
         if names(query) <= OF_THE_CLUSTER:
