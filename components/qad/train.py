@@ -61,13 +61,13 @@ def train(
             needs a GPU, or the loss or its gradient is not finite (the step is named).
         StageError: a frozen tensor changed.
     """
-    scratch = ranks.shared(scratch)
     check_pair(teacher, student, read_index(sequences)["vocabulary_size"])
     if config.batch % (config.micro_batch * ranks.world):
         parts = f"micro-batches of {config.micro_batch} on {ranks.world} processes"
         raise UserError(f"qad.batch: {config.batch} sequences do not split into {parts}")
     if config.optimizer == "adamw8bit" and ranks.device.type == "cpu":
         raise UserError("qad.optimizer: adamw8bit needs a GPU; set it to adamw")
+    scratch = ranks.shared(scratch)
     with output.timed("load") if output else nullcontext():
         run = Run(config, teacher, student, sequences, scratch, ranks)
     work, frozen = output.work if output else work, run.student.frozen_digest()
