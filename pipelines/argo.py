@@ -10,10 +10,18 @@ import yaml
 from hera.workflows import models
 
 from components.contract.errors import TRANSIENT, UserError
-from pipelines.cluster import Placement
 from pipelines.plan import Plan, PlannedTask, demand_pods
+from pipelines.trainjob.spec import (
+    ACCOUNT,
+    FIELDS,
+    NOBODY,
+    STAGE_ACCOUNT,
+    environment,
+    pod_of,
+    resources,
+    volumes,
+)
 
-ACCOUNT = "qdflash-stage"
 _ENDED = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted")
 # Exit 75 asks for another attempt; above 128 a signal ended the process; an Error is a pod that was lost.
 _AGAIN = f'lastRetry.status == "Error" || asInt(lastRetry.exitCode) == {TRANSIENT} || asInt(lastRetry.exitCode) > 128'
@@ -28,17 +36,17 @@ def compile_plan(plan: Plan, path: Path) -> None:
     tasks = [task for task in plan.tasks if task.state == "run"]
     if not tasks:
         raise UserError(f"{plan.recipe}: everything is committed; there is nothing to run")
+    ttl = plan.cluster.ttl_seconds
     workflow = models.Workflow(
         api_version="argoproj.io/v1alpha1",
         kind="Workflow",
         metadata=models.ObjectMeta(generate_name=f"{plan.recipe}-", labels={"app.kubernetes.io/part-of": "qdflash"}),
         spec=models.WorkflowSpec(
             entrypoint="pipeline",
-            service_account_name=ACCOUNT,
+            service_account_name=STAGE_ACCOUNT,
             automount_service_account_token=True,  # Argo's executor reports how a pod ended
-            security_context=models.PodSecurityContext(
-                run_as_non_root=True, seccomp_profile=models.SeccompProfile(type="RuntimeDefault")
-            ),
+            security_context=_security(),
+            ttl_strategy=models.TTLStrategy(seconds_after_completion=ttl) if ttl is not None else None,
             templates=[_dag(tasks), *(_pod(plan, task) for task in tasks)],
         ),
     )
@@ -68,13 +76,11 @@ def _depends(task: PlannedTask, running: set[str]) -> str:
 def _pod(plan: Plan, task: PlannedTask) -> models.Template:
     if any("{{" in word for word in task.argv):
         raise UserError(f"{task.name}: its config holds {{{{, which Argo takes for a parameter; compile for kfp")
-    placement = plan.cluster.placement(task.name, task.role)
-    mounts = [models.VolumeMount(name="tmp", mount_path="/tmp")]
-    volumes = [models.Volume(name="tmp", empty_dir=models.EmptyDirVolumeSource())]
-    if placement.shm:
-        mounts.append(models.VolumeMount(name="shm", mount_path="/dev/shm"))
-        memory = models.EmptyDirVolumeSource(medium="Memory", size_limit=placement.shm)
-        volumes.append(models.Volume(name="shm", empty_dir=memory))
+    pod = pod_of(plan, task)
+    placement, share = pod.placement, resources(pod.placement)
+    mounted = [({"name": "tmp", "emptyDir": {}}, "/tmp"), *volumes(placement)]
+    fields = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in FIELDS.items()]
+    variables = [*(fields if pod.launches else ()), *environment(placement)]
     retries = models.RetryStrategy(
         limit=str(plan.cluster.retries),
         retry_policy="Always",
@@ -87,20 +93,23 @@ def _pod(plan: Plan, task: PlannedTask) -> models.Template:
             labels={"app.kubernetes.io/part-of": "qdflash", "app.kubernetes.io/component": task.stage}
         ),
         container=models.Container(
-            image=plan.cluster.image(task.role),
+            image=pod.image,
             command=["python"],
-            args=list(task.argv),
-            env=_environment(placement) or None,
-            resources=_resources(placement),
+            args=list(pod.argv),
+            env=[models.EnvVar.model_validate(one) for one in variables] or None,
+            resources=models.ResourceRequirements(requests=share, limits=share) if share else None,
             security_context=models.SecurityContext(
                 run_as_non_root=True,
                 allow_privilege_escalation=False,
                 read_only_root_filesystem=True,
                 capabilities=models.Capabilities(drop=["ALL"]),
             ),
-            volume_mounts=mounts,
+            volume_mounts=[models.VolumeMount(name=one["name"], mount_path=path) for one, path in mounted],
         ),
-        volumes=volumes,
+        volumes=[models.Volume.model_validate(one) for one, _ in mounted],
+        service_account_name=ACCOUNT if pod.launches else None,
+        security_context=_security(fs_group=NOBODY) if placement.scratch else None,
+        priority_class_name=placement.priority,
         node_selector=placement.node_selector,
         tolerations=[models.Toleration(**one.model_dump(exclude_none=True)) for one in placement.tolerations or ()]
         or None,
@@ -108,26 +117,10 @@ def _pod(plan: Plan, task: PlannedTask) -> models.Template:
     )
 
 
-def _environment(placement: Placement) -> list[models.EnvVar]:
-    found = []
-    for name, keys in (placement.secrets or {}).items():
-        for key, variable in keys.items():
-            source = models.EnvVarSource(secret_key_ref=models.SecretKeySelector(name=name, key=key))
-            found.append(models.EnvVar(name=variable, value_from=source))
-    for name, keys in (placement.config_maps or {}).items():
-        for key, variable in keys.items():
-            chosen = models.ConfigMapKeySelector(name=name, key=key)
-            found.append(models.EnvVar(name=variable, value_from=models.EnvVarSource(config_map_key_ref=chosen)))
-    return found
-
-
-def _resources(placement: Placement) -> models.ResourceRequirements | None:
-    """Return requests and limits, which are the same; a GPU can only be limited."""
-    shares = {"cpu": placement.cpu, "memory": placement.memory}
-    if placement.gpus:
-        shares[placement.gpu_resource or "nvidia.com/gpu"] = str(placement.gpus)
-    shares = {name: share for name, share in shares.items() if share}
-    return models.ResourceRequirements(requests=shares, limits=shares) if shares else None
+def _security(fs_group: int | None = None) -> models.PodSecurityContext:
+    """Return the pod's security context; a volume of its own is writable by the image's user through a group."""
+    profile = models.SeccompProfile(type="RuntimeDefault")
+    return models.PodSecurityContext(run_as_non_root=True, seccomp_profile=profile, fs_group=fs_group)
 
 
 def _name(task: str) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -52,6 +52,16 @@ class Placement(_Strict):
     gpus: int | None = Field(None, description="GPUs", ge=0)
     gpu_resource: str | None = Field(None, description="Resource name of a GPU; nvidia.com/gpu when not set")
     shm: Quantity | None = Field(None, description="Size of a memory-backed /dev/shm, e.g. 16Gi")
+    scratch: Quantity | None = Field(
+        None, description="Size of a volume for fetched inputs and scratch that lives as long as the pod, e.g. 500Gi"
+    )
+    storage_class: str | None = Field(
+        None, description="StorageClass of that volume; the cluster's default when not set"
+    )
+    priority: str | None = Field(None, description="PriorityClass of the pod; Argo only, KFP cannot set it")
+    nodes: int | None = Field(
+        None, description="qad and drafter: machines that train together, as a Kubeflow TrainJob; 1 when not set", ge=1
+    )
     node_selector: dict[str, str] | None = Field(None, description="Node labels that must match")
     tolerations: list[Toleration] | None = Field(None, description="Taints to tolerate")
     secrets: dict[str, dict[str, str]] | None = Field(
@@ -78,7 +88,10 @@ class Cluster(_Strict):
     images: Images = Field(Images(), description="Images by role; those of images/lock.yaml where it names them")
     roles: dict[Literal["core", "train", "vllm"], Placement] = Field({}, description="Placement by role")
     tasks: dict[str, Placement] = Field({}, description="Placement by task, over that of its role")
-    retries: int = Field(2, description="Times a failed pod is started again; it resumes", ge=0)
+    retries: int = Field(2, description="Times a failed pod is started again after a minute or more; it resumes", ge=0)
+    ttl_seconds: int | None = Field(
+        None, description="Seconds after its end that a run and its pods are kept; for ever when not set", ge=1
+    )
 
     def image(self, role: str) -> str:
         """Return the role's image; raises :class:`UserError` when there is none."""
@@ -96,3 +109,31 @@ class Cluster(_Strict):
         above = self.tasks.get(task, Placement())
         given = {name: value for name, value in above if value is not None}
         return below.model_copy(update=given)
+
+    def faults(self, stages: dict[str, str], configs: dict[str, Any]) -> list[str]:
+        """Return what is wrong with the placements of a recipe's tasks, given each task's stage and config."""
+        found = [f"cluster.roles.{role}.nodes: give it to a task" for role, one in self.roles.items() if one.nodes]
+        for name, placement in self.tasks.items():
+            config, nodes = configs.get(name), placement.nodes or 1
+            if nodes > 1 and stages.get(name) not in SPREAD:
+                found.append(f"cluster.tasks.{name}.nodes: only {' and '.join(SPREAD)} train on several machines")
+            elif nodes > 1 and config:
+                placement = self.placement(name, "train")
+                world = nodes * processes(placement, config.processes)
+                if config.batch % (config.micro_batch * world):
+                    parts = f"micro-batches of {config.micro_batch} on {world} processes of {nodes} nodes"
+                    found.append(f"{name}.batch: {config.batch} does not split into {parts}")
+                if placement.priority:
+                    found.append(
+                        f"cluster.tasks.{name}.priority: a TrainJob's is in its TrainingRuntime's pod template"
+                    )
+        return found
+
+
+SPREAD = ("qad", "drafter")
+"""The stages that train on several nodes."""
+
+
+def processes(placement: Placement, given: int) -> int:
+    """Return the processes of one node: as many as the config gives, else one per GPU, else one."""
+    return given or placement.gpus or 1

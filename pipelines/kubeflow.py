@@ -14,6 +14,7 @@ from components.contract.errors import UserError
 from components.store.artifact import MANIFEST
 from pipelines.cluster import Placement
 from pipelines.plan import Plan, PlannedTask, demand_pods
+from pipelines.trainjob.spec import FIELDS, HOME, pod_of
 
 
 def compile_plan(plan: Plan, path: Path, objects: bool = False) -> None:
@@ -28,7 +29,11 @@ def compile_plan(plan: Plan, path: Path, objects: bool = False) -> None:
     if path.suffix != ".yaml":
         raise UserError(f"{path}: KFP wants a name that ends in .yaml")
 
-    @dsl.pipeline(name=plan.recipe, description=f"qdflash recipe {plan.recipe} on {plan.store}")
+    settings = dsl.PipelineConfig(ttl_seconds_after_finished=plan.cluster.ttl_seconds)
+
+    @dsl.pipeline(
+        name=plan.recipe, description=f"qdflash recipe {plan.recipe} on {plan.store}", pipeline_config=settings
+    )
     def pipeline() -> None:
         made: dict[str, Any] = {}
         for task in plan.tasks:
@@ -60,14 +65,14 @@ def _importer(task: PlannedTask) -> Any:
 def _pod(plan: Plan, task: PlannedTask, made: dict[str, Any]) -> Any:
     """Add the task as a pod that reads the manifests of the tasks it needs."""
     module = importlib.import_module(f"components.{task.stage}.component")
-    image = plan.cluster.image(task.role)
+    runs = pod_of(plan, task)
     makers = {one.uri: made[one.name] for one in plan.tasks if one.name in made}
     if task.soft_needs:
         # KFP refuses inputs from tasks that may fail: this pod is ordered after all it reads, and runs regardless.
-        component = module.component(image, task.argv, name=task.name, edges=False)
+        component = module.component(runs.image, runs.argv, name=task.name, edges=False)
         pod = component().after(*(made[name] for name in (*task.needs, *task.soft_needs))).ignore_upstream_failure()
     else:
-        component = module.component(image, task.argv, name=task.name)
+        component = module.component(runs.image, runs.argv, name=task.name)
         pod = component(**{port: makers[uri].output for port, uri in artifact_inputs(task.argv).items()})
     pod.set_display_name(task.name).set_caching_options(False)
     if plan.cluster.retries:
@@ -75,12 +80,17 @@ def _pod(plan: Plan, task: PlannedTask, made: dict[str, Any]) -> Any:
     # What manifests/ selects pods by: which of them may reach outside.
     kubernetes.add_pod_label(pod, "app.kubernetes.io/part-of", "qdflash")
     kubernetes.add_pod_label(pod, "app.kubernetes.io/component", task.stage)
-    _place(pod, plan.cluster.placement(task.name, task.role))
+    if runs.launches:
+        for variable, path in FIELDS.items():
+            kubernetes.use_field_path_as_env(pod, variable, path)
+    _place(pod, task.name, runs.placement)
     return pod
 
 
-def _place(pod: Any, placement: Placement) -> None:
-    """Give the pod its resources, node, /dev/shm, secrets and settings."""
+def _place(pod: Any, name: str, placement: Placement) -> None:
+    """Give the pod its resources, node, volumes, secrets and settings."""
+    if placement.priority:
+        raise UserError(f"{name}: cluster priority {placement.priority}: KFP sets none; compile for argo, or leave it")
     if placement.cpu:
         pod.set_cpu_request(placement.cpu).set_cpu_limit(placement.cpu)
     if placement.memory:
@@ -90,6 +100,10 @@ def _place(pod: Any, placement: Placement) -> None:
     if placement.shm:
         kubernetes.empty_dir_mount(
             pod, volume_name="shm", mount_path="/dev/shm", medium="Memory", size_limit=placement.shm
+        )
+    if placement.scratch:
+        kubernetes.add_ephemeral_volume(
+            pod, "scratch", HOME, ["ReadWriteOnce"], placement.scratch, storage_class_name=placement.storage_class
         )
     for key, value in (placement.node_selector or {}).items():
         kubernetes.add_node_selector(pod, key, value)

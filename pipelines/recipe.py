@@ -211,6 +211,7 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
     resources = _resources(data.get("resources") or {}, tasks, section, faults)
     placed = cluster.tasks if cluster else {}
     faults.extend(unknown(f"cluster.tasks.{name}", name, tasks) for name in placed if name not in tasks)
+    faults.extend(cluster.faults(TASKS, configs) if cluster else ())
     if faults:
         raise _Faults(*dict.fromkeys(faults))
     return Recipe(data["name"], path.resolve(), template, files, configs, resources, cluster)

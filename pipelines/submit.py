@@ -22,9 +22,9 @@ from urllib3.exceptions import HTTPError
 from components.contract.errors import BUG, DONE, TRANSIENT, TransientError, UserError
 from pipelines.kubeflow import compile_plan
 from pipelines.plan import Plan, upload_files
+from pipelines.trainjob.spec import ACCOUNT, STAGE_ACCOUNT, launches
 
 POLL_SECONDS = 15.0
-ACCOUNT = "qdflash-stage"
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 
 
@@ -56,7 +56,7 @@ class Server:
                 run_name=f"{plan.recipe} {time.strftime('%Y-%m-%d %H:%M:%S')}",
                 experiment_name=experiment,
                 namespace=self._namespace,
-                service_account=ACCOUNT,
+                service_account=ACCOUNT if launches(plan) else STAGE_ACCOUNT,
             )
         return str(made.run_id)
 

@@ -1,6 +1,7 @@
 """The one command line of every stage: ``python -m components.<stage> --config … --input name=URI … --output PREFIX``.
 
-Exit codes: 0 done, 1 a bug of ours, 2 the user must change something, 3 a gate is not met, 75 try again.
+Exit codes: 0 done, 1 a bug of ours, 2 the user must change something, 3 a gate is not met, 75 try again. torchrun ends
+with 1 whatever its processes end with; where ``QDFLASH_EXIT_CODES`` names a file, each that fails adds its own.
 """
 
 import argparse
@@ -14,9 +15,10 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -46,14 +48,27 @@ _RECORDED = (
 )
 
 
+_COMMITTED_POLL_SECONDS = 5.0
+
+
 def main(stage: str, argv: list[str] | None = None) -> int:
     """Run ``stage`` as ``argv`` says and return its exit code."""
+    code = _main(stage, argv)
+    if code != errors.DONE and (place := os.environ.get("QDFLASH_EXIT_CODES")):
+        with open(place, "a") as file:
+            file.write(f"{code}\n")
+    return code
+
+
+def _main(stage: str, argv: list[str] | None) -> int:
     log = Log(stage)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         module = load(stage)
         arguments = parser(stage, module).parse_args(argv)
         artifact = execute(stage, module, arguments, log)
+        if artifact is None:
+            return errors.DONE
         if arguments.executor_output:
             _write_executor_output(arguments.executor_output, arguments.executor_artifact, artifact)
         check = getattr(module, "check", None)
@@ -80,8 +95,11 @@ def main(stage: str, argv: list[str] | None = None) -> int:
         return _bug(log, error)
 
 
-def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) -> Artifact:
-    """Return the committed artifact, running the stage only when there is none."""
+def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) -> Artifact | None:
+    """Return the committed artifact, running the stage only when there is none.
+
+    Under torchrun rank 0 does all that; the others only take part in its run, and this returns None.
+    """
     config = parse_config(module, arguments.config)
     inputs = bind(module, arguments.input)
     digest = stage_digest(stage, module.VERSION, config, inputs.digests(), arguments.salt)
@@ -95,6 +113,9 @@ def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) 
         log.event("cached", uri=artifact.uri)
         return artifact
     work = Work(store, f"_work/{stage}/{digest}")
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0":
+        _take_part(stage, module, config, inputs, work, log, committed)
+        return None
     lease = Lease(store, f"{work.prefix}/_lease.json")
 
     def waiting(holder: dict[str, Any]) -> None:
@@ -116,6 +137,30 @@ def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) 
     finally:
         lease.release()
     return artifact
+
+
+def _take_part(
+    stage: str,
+    module: Stage,
+    config: StageConfig,
+    inputs: Inputs,
+    work: Work,
+    log: Log,
+    committed: Callable[[], Artifact | None],
+) -> None:
+    """Run beside rank 0, which leads, holds the lease and commits; where that finds it committed, it never begins."""
+
+    def leave() -> None:
+        done = False
+        while not done:
+            time.sleep(_COMMITTED_POLL_SECONDS)
+            with contextlib.suppress(TransientError):
+                done = committed() is not None
+        os._exit(errors.DONE)
+
+    threading.Thread(target=leave, daemon=True).start()
+    with _scratch(stage) as scratch:
+        module.run(config, inputs, Output(path=scratch / "out", scratch=scratch, work=work, log=log))
 
 
 def _run(

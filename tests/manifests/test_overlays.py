@@ -110,7 +110,12 @@ def test_the_nodes_of_a_train_job_reach_each_other_and_nobody_else(build: Build)
     assert reaches(objects, trainer, PRIVATE, 29500, peer=trainer)
     assert not reaches(objects, trainer, PRIVATE, 29500, peer={"app.kubernetes.io/component": "qad"})
     runtime = next(one for one in objects if one["kind"] == "TrainingRuntime")
-    assert runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["metadata"]["labels"] == trainer
+    job = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]
+    assert job["metadata"]["labels"] == trainer
+    pod = job["spec"]["template"]
+    assert pod["metadata"]["labels"].items() >= trainer.items()
+    # Every node fails its job at once, and stays: the launcher reads how it ended, and its retry goes on.
+    assert (job["spec"]["backoffLimit"], pod["spec"]["restartPolicy"]) == (0, "Never")
 
 
 @pytest.mark.parametrize("overlay", ["seaweedfs", "kind"])

@@ -29,15 +29,20 @@ SETTINGS = {
 }
 
 
-def run(folders, place, store, processes):
+def run(folders, place, store, processes, settings=SETTINGS):
     """Train as the stage does; return the curve, and the latents moved from the start."""
     (place / "out").mkdir(parents=True)
     output = Output(place / "out", place, Work(Store(str(store)), "_work/qad/x"), Log("qad"))
-    work = partial(train, Config(**SETTINGS), *folders, place)
+    work = partial(train, Config(**settings), *folders, place)
     with started(processes, place, partial(work, None)) as ranks:
         work(output, ranks)
-    lines = [json.loads(line) for line in (output.path / "curve.jsonl").read_text().splitlines()]
-    return lines, load_file(output.path / "checkpoints/step-6/latents.safetensors")
+    return result_in(output.path)
+
+
+def result_in(folder):
+    """Return the curve and the last checkpoint's tensors."""
+    lines = [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()]
+    return lines, load_file(folder / f"checkpoints/step-{lines[-1]['step']}/latents.safetensors")
 
 
 def assert_close(one, other, start):
