@@ -198,7 +198,7 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
         given = data.get(task)
         if task in SHARED.get(stage, ()):
             given = merge(data.get(stage) or {}, given or {})
-        ours = filled(task, tasks, template or Template(), cluster or Cluster())
+        ours = filled(str(data.get("name")), task, tasks, template or Template(), cluster or Cluster())
         if isinstance(given or {}, dict):
             faults.extend(f"{task}.{name}: {_OURS.get(name, _FILLED)}" for name in ours if name in (given or {}))
             given = {**(given or {}), **ours}
@@ -248,8 +248,8 @@ def _window(configs: dict[str, Any]) -> list[str]:
     return []
 
 
-def filled(task: str, tasks: Iterable[str], template: Template, cluster: Cluster) -> dict[str, Any]:
-    """Return the config fields that the pipeline gives to a task; its own section may not."""
+def filled(recipe: str, task: str, tasks: Iterable[str], template: Template, cluster: Cluster) -> dict[str, Any]:
+    """Return the config fields that the pipeline gives to a task of a recipe; its own section may not."""
     config = load(TASKS[task]).Config
     fields: dict[str, Any] = {"template": template} if "template" in config.model_fields else {}
     if task == "deploy" and cluster.images.vllm:
@@ -257,7 +257,7 @@ def filled(task: str, tasks: Iterable[str], template: Template, cluster: Cluster
     if task == "gate":
         fields["names"] = [*(name for name in MEASUREMENTS if name in tasks), *EVIDENCE]
     if task == "report":
-        fields["names"] = [name for name in tasks if name not in _LATER]
+        fields |= {"title": recipe, "names": [name for name in tasks if name not in _LATER]}
     if task in MEASUREMENTS:
         pair = task == "measure_pair"
         fields |= {"label": task.removeprefix("measure_"), "draft": pair, "parity": pair}

@@ -124,7 +124,8 @@ def _has_runtime(model: type[BaseModel]) -> bool:
 
 def _filled(stage: str) -> set[str]:
     """Return the fields of a stage's config that a recipe may not give."""
-    return {name for task, of in TASKS.items() if of == stage for name in filled(task, TASKS, Template(), Cluster())}
+    tasks = [task for task, of in TASKS.items() if of == stage]
+    return {name for task in tasks for name in filled("name", task, TASKS, Template(), Cluster())}
 
 
 def _arity(port: Port) -> str:

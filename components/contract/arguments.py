@@ -65,9 +65,11 @@ def parser(stage: str, module: Stage) -> argparse.ArgumentParser:
     made.add_argument("--executor-output", metavar="PATH", help="where to write the KFP ExecutorOutput JSON")
     made.add_argument(
         "--executor-artifact",
-        nargs=2,
-        metavar=("PATH", "URI"),
-        help="KFP's output artifact: where to write a copy of the manifest, and the address KFP gives it",
+        action="append",
+        default=[],
+        nargs=3,
+        metavar=("NAME", "PATH", "URI"),
+        help="one of KFP's outputs: its name, where to write it, and the address KFP gives it; repeatable",
     )
     return made
 

@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import fcntl
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
@@ -23,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from components.contract import errors
+from components.contract import errors, executor
 from components.contract.arguments import bind, parse_config, parser, store_of
 from components.contract.context import Inputs, Output
 from components.contract.digest import StageConfig, stage_digest
@@ -70,7 +69,7 @@ def _main(stage: str, argv: list[str] | None) -> int:
         if artifact is None:
             return errors.DONE
         if arguments.executor_output:
-            _write_executor_output(arguments.executor_output, arguments.executor_artifact, artifact)
+            executor.write(arguments.executor_output, arguments.executor_artifact, module, artifact)
         check = getattr(module, "check", None)
         if check is not None:
             check(artifact.metrics)
@@ -231,24 +230,6 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _write_executor_output(path: str, kfp_artifact: list[str] | None, artifact: Artifact) -> None:
-    """Write KFP's ``executor_output.json``: the output ``artifact`` with the committed artifact's digest and address.
-
-    The output keeps the address that KFP gave it, so that the launcher uploads the manifest's copy there.
-    """
-    output: dict[str, Any] = {
-        "name": "artifact",
-        "metadata": {"digest": artifact.digest, "uri": artifact.uri, "stage": artifact.stage},
-    }
-    if kfp_artifact:
-        copy, output["uri"] = Path(kfp_artifact[0]), kfp_artifact[1]
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(json.dumps(artifact.manifest, indent=1, sort_keys=True))
-    document = {"artifacts": {"artifact": {"artifacts": [output]}}}
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(document))
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> None:

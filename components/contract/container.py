@@ -8,6 +8,9 @@ from typing import Any
 from kfp import dsl
 
 from components.contract.context import is_stored_file
+from components.contract.stage import load
+
+_SHOWN = {"page": dsl.HTML, "metrics": dsl.Metrics}
 
 
 def container_component(
@@ -16,23 +19,24 @@ def container_component(
     """Return the KFP component that runs ``argv`` (see :mod:`components.contract.invocation`) in ``image``.
 
     Its inputs are artifacts, one for each artifact that ``argv`` binds, named by :func:`artifact_inputs`; they draw
-    the edges, while ``argv`` carries the addresses. Its output ``artifact`` is a copy of the committed manifest, with
-    the artifact's digest and address as metadata. ``name`` is the task's name, the stage's when not given; without
-    ``edges`` the component has no inputs, for a task that must run although one it reads has failed.
+    the edges, while ``argv`` carries the addresses. Its outputs are those of :mod:`components.contract.executor`.
+    ``name`` is the task's name, the stage's when not given; without ``edges`` the component has no inputs, for a task
+    that must run although one it reads has failed.
     """
     ports = artifact_inputs(argv) if edges else {}
+    outputs = {"artifact": dsl.Artifact, **(_SHOWN if hasattr(load(stage), "PAGE") else {})}
 
     def task(*bound: Any) -> dsl.ContainerSpec:
-        artifact = bound[-1]
         executor = ["--executor-output", dsl.PIPELINE_TASK_EXECUTOR_OUTPUT_PATH_PLACEHOLDER]
-        copy = ["--executor-artifact", artifact.path, artifact.uri]
-        return dsl.ContainerSpec(image=image, command=["python"], args=[*argv, *executor, *copy])
+        for output, made in zip(outputs, bound[len(ports) :], strict=True):
+            executor += ["--executor-artifact", output, made.path, made.uri]
+        return dsl.ContainerSpec(image=image, command=["python"], args=[*argv, *executor])
 
     task.__name__ = name or stage
     task.__doc__ = f"Run the {stage} stage; see components/{stage}/README.md."
     keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(port, keyword, annotation=dsl.Input[dsl.Artifact]) for port in ports]
-    parameters.append(inspect.Parameter("artifact", keyword, annotation=dsl.Output[dsl.Artifact]))
+    parameters += [inspect.Parameter(made, keyword, annotation=dsl.Output[kind]) for made, kind in outputs.items()]
     task.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return dsl.container_component(task)
 

@@ -8,6 +8,7 @@
 - ``OUTPUTS``: file (or pattern) to one line of documentation;
 - ``Config``: a :class:`~components.contract.digest.StageConfig`;
 - ``run(config, inputs, output) -> metrics``: the work; heavy imports live inside it;
+- optionally ``PAGE``: the file of ``OUTPUTS`` that Kubeflow's UI shows, beside the metric ``figures`` (name: number);
 - optionally ``MEMOISED = False`` (runs every time) and ``check(metrics)``, called after the commit and also when the
   artifact was already there; it may raise :class:`~components.contract.errors.GateError`.
 """

@@ -31,6 +31,7 @@ class TaskRecord:
     metrics: dict[str, Any]
     versions: dict[str, str]
     inputs: dict[str, list[str]]
+    started: float | None = None
     curve: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
     step_bytes: dict[str, int] = field(default_factory=dict)
@@ -39,7 +40,8 @@ class TaskRecord:
     def of(cls, name: str, artifact: Artifact, **drawn_from: Any) -> "TaskRecord":
         """Return the record of a task's artifact; ``drawn_from`` are the fields that are not in its manifest."""
         keys = ("stage", "digest", "seconds", "config", "metrics", "versions", "inputs")
-        return cls(name=name, uri=artifact.uri, **{key: artifact.manifest[key] for key in keys}, **drawn_from)
+        told = {key: artifact.manifest[key] for key in keys}
+        return cls(name=name, uri=artifact.uri, **told, started=artifact.manifest.get("started"), **drawn_from)
 
     def get(self, path: str) -> Any:
         """Return the metric at ``key.key``, or None."""

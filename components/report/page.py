@@ -1,6 +1,7 @@
 """Fill the page's template from the tasks' records."""
 
 import dataclasses
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
@@ -8,9 +9,18 @@ import jinja2
 
 from components.report import plots
 from components.report.collect import TaskRecord
-
-Tasks = dict[str, TaskRecord]
-COLUMNS = {"measure_baseline": "BF16 baseline", "measure_target": "W4A16 target", "measure_pair": "target + drafter"}
+from components.report.table import (
+    COLUMNS,
+    Tasks,
+    called,
+    comparison,
+    interval,
+    keys,
+    measures,
+    number,
+    part_of,
+    run_of,
+)
 
 TERMS = {
     "target, drafter, pair": "The target is the model that is served. The drafter proposes a block of tokens, which "
@@ -38,13 +48,13 @@ def render(title: str, tasks: Tasks, samples: int) -> tuple[str, list[str]]:
 def render_runs(title: str, runs: dict[str, Tasks], samples: int) -> tuple[str, list[str]]:
     """Return the HTML of one or several runs, side by side under their names, and the names of its sections."""
     tasks = {
-        _called(run, name): dataclasses.replace(task, name=_called(run, name))
+        called(run, name): dataclasses.replace(task, name=called(run, name))
         for run, its in runs.items()
         for name, task in its.items()
     }
-    each = [{name: task for name, task in tasks.items() if _run(name) == run} for run in runs]
+    each = [{name: task for name, task in tasks.items() if run_of(name) == run} for run in runs]
     sections = {
-        "verdict": [{"run": _run(name), **task.metrics} for name, task in tasks.items() if task.stage == "gate"],
+        "verdict": [{"run": run_of(name), **task.metrics} for name, task in tasks.items() if task.stage == "gate"],
         "comparison": comparison(tasks),
         "differences": differences(runs),
         "notes": list(dict.fromkeys(note for one in each for note in notes(one))),
@@ -55,10 +65,11 @@ def render_runs(title: str, runs: dict[str, Tasks], samples: int) -> tuple[str, 
     }
     told = {"terms": TERMS, "makers": {task.uri: task for task in tasks.values()}}
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters["figure"] = _number
+    environment.filters["figure"] = number
     template = environment.from_string(files("components.report").joinpath("page.html.jinja").read_text("utf-8"))
-    machines = {_run(name): task.get("machine") or {} for name, task in tasks.items() if _part(name) in COLUMNS}
-    measured = {"columns": list(_measures(tasks)), "machines": machines}
+    machines = {run_of(name): task.get("machine") or {} for name, task in tasks.items() if part_of(name) in COLUMNS}
+    dates = {run: date for run, its in runs.items() if (date := _date(its))}
+    measured = {"columns": list(measures(tasks)), "machines": machines, "dates": dates}
     html = template.render(title=title, runs=list(runs), **measured, **told, **sections)
     return html, [name for name, content in sections.items() if content]
 
@@ -74,46 +85,10 @@ def differences(runs: dict[str, Tasks]) -> list[dict[str, Any]]:
     return [row for row in rows if any(value != row["values"][0] for value in row["values"])]
 
 
-def comparison(tasks: Tasks) -> list[dict[str, Any]]:
-    """Rows ``{metric, cells}`` of the headline table, one cell per measured variant."""
-    measured = list(_measures(tasks).values())
-    rows = []
-    for quality in _keys(measured, "quality"):
-        rows.append(
-            {"metric": f"{quality} (score)", "cells": [_score(task.get(f"quality.{quality}")) for task in measured]}
-        )
-    if any(task.get("acceptance_length") for task in measured):
-        rows.append(
-            {
-                "metric": "acceptance length",
-                "cells": [_interval(task.get("acceptance_length"), "value") for task in measured],
-            }
-        )
-    for regime in _keys(measured, "latency"):
-        rows.append(
-            {
-                "metric": f"latency {regime} (ms, median)",
-                "cells": [_interval(task.get(f"latency.{regime}"), "median_ms") for task in measured],
-            }
-        )
-    if any(task.step_bytes for task in measured):
-        rows.append({"metric": "bytes moved per step (MB)", "cells": [_megabytes(task, 1.0) for task in measured]})
-        per_token = [_megabytes(task, task.get("acceptance_length.value") or 1.0) for task in measured]
-        rows.append({"metric": "bytes moved per token (MB)", "cells": per_token})
-    if any(task.get("parity") for task in measured):
-        rows.append(
-            {
-                "metric": "greedy parity with the target alone",
-                "cells": [_parity(task.get("parity")) for task in measured],
-            }
-        )
-    return rows
-
-
 def notes(tasks: Tasks) -> list[str]:
     """What a reader must know before quoting a figure of this run."""
     found = []
-    if any((task.get("machine") or {}).get("device") == "cpu" for task in _measures(tasks).values()):
+    if any((task.get("machine") or {}).get("device") == "cpu" for task in measures(tasks).values()):
         found.append(
             "Measured on a CPU, where arithmetic and not memory takes the time: drafting and verifying a block costs "
             "about what its tokens save, so speculation is slower here, or hardly faster, than none. Acceptance "
@@ -141,26 +116,26 @@ def training(tasks: Tasks) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "what": f"{task.name}: held-out KL to the teacher",
-                    "value": f"{_number(task.get('kl_before'))} → {_number(task.get('kl_after'))}",
+                    "value": f"{number(task.get('kl_before'))} → {number(task.get('kl_after'))}",
                 }
             )
-            rows.append({"what": f"{task.name}: share of codes changed", "value": _number(task.get("codes_changed"))})
+            rows.append({"what": f"{task.name}: share of codes changed", "value": number(task.get("codes_changed"))})
         if task.stage == "drafter":
             for kind, value in (task.get("accept_length") or {}).items():
                 rows.append(
-                    {"what": f"{task.name}: held-out accept-length, {kind}", "value": _interval(value, "value")}
+                    {"what": f"{task.name}: held-out accept-length, {kind}", "value": interval(value, "value")}
                 )
         if task.stage == "gptq" and task.get("accept_length.after"):
             predicted = task.get("accept_length.after.value")
             rows.append(
                 {
                     "what": f"{task.name}: held-out accept-length, quantised",
-                    "value": _interval(task.get("accept_length.after"), "value"),
+                    "value": interval(task.get("accept_length.after"), "value"),
                 }
             )
             if served is not None:
                 what = f"{task.name}: how much longer the served acceptance length is"
-                rows.append({"what": what, "value": _number(served - predicted)})
+                rows.append({"what": what, "value": number(served - predicted)})
     return rows
 
 
@@ -168,9 +143,9 @@ def _answers(task: TaskRecord) -> str:
     rate = task.get("tokens_per_second")
     said = [
         f"{task.get('rows')} rows, {task.get('generated_tokens')} tokens generated",
-        f"{_number(task.get('truncated_share'))} of them cut at the limit",
+        f"{number(task.get('truncated_share'))} of them cut at the limit",
         f"{task.get('failed')} failed",
-        f"{_number(rate)} tokens/s" if rate else "all resumed",
+        f"{number(rate)} tokens/s" if rate else "all resumed",
     ]
     return "; ".join(said)
 
@@ -180,16 +155,16 @@ def figures(tasks: Tasks) -> list[str]:
     drawn = []
     for task in tasks.values():
         if task.stage == "qad" and task.curve:
-            drawn.append(_curve(task, _called(_run(task.name), "QAD: loss"), "KL (nats)", ["loss"]))
+            drawn.append(_curve(task, called(run_of(task.name), "QAD: loss"), "KL (nats)", ["loss"]))
             drawn.append(
-                _curve(task, _called(_run(task.name), "QAD: held-out KL to the teacher"), "KL (nats)", ["kl"])
+                _curve(task, called(run_of(task.name), "QAD: held-out KL to the teacher"), "KL (nats)", ["kl"])
             )
         if task.stage == "drafter" and task.curve:
             drawn.append(_curve(task, f"{task.name}: loss", "nats", ["loss"]))
             drawn.append(_curve(task, f"{task.name}: held-out accept-length", "tokens", ["accept_length"]))
-    measured = _measures(tasks)
+    measured = measures(tasks)
     per_position: plots.Series = {
-        _called(_run(task.name), name): (list(range(1, len(values) + 1)), values)
+        called(run_of(task.name), name): (list(range(1, len(values) + 1)), values)
         for task in measured.values()
         for name, values in (
             ("drafter", task.get("acceptance_length.per_position")),
@@ -199,7 +174,7 @@ def figures(tasks: Tasks) -> list[str]:
     }
     if per_position:
         drawn.append(plots.lines("Acceptance per position", "position in the block", "share accepted", per_position))
-    regimes = _keys(list(measured.values()), "latency")
+    regimes = keys(list(measured.values()), "latency")
     if regimes:
         groups = {
             label: [
@@ -227,7 +202,7 @@ def figures(tasks: Tasks) -> list[str]:
 
 def side_by_side(tasks: Tasks, count: int) -> list[dict[str, Any]]:
     """The first ``count`` prompts with every variant's greedy answer."""
-    measured = _measures(tasks)
+    measured = measures(tasks)
     by_prompt: dict[str, dict[str, Any]] = {}
     for label, task in measured.items():
         for sample in task.samples:
@@ -238,36 +213,16 @@ def side_by_side(tasks: Tasks, count: int) -> list[dict[str, Any]]:
     return complete[:count]
 
 
-def _measures(tasks: Tasks) -> Tasks:
-    return {
-        _called(_run(name), label): tasks[name]
-        for part, label in COLUMNS.items()
-        for name in tasks
-        if _part(name) == part
-    }
-
-
-def _called(run: str, name: str) -> str:
-    """Return a name within a run; the runs of a page with one have no names."""
-    return f"{run}/{name}" if run else name
-
-
-def _run(called: str) -> str:
-    return called.rpartition("/")[0]
-
-
-def _part(called: str) -> str:
-    return called.rpartition("/")[2]
+def _date(tasks: Tasks) -> str:
+    """Return when the newest task began, from its manifest: the page's own making would differ every time."""
+    started = max((task.started for task in tasks.values() if task.started), default=None)
+    return f"{datetime.fromtimestamp(started, UTC):%Y-%m-%d %H:%M} UTC" if started else ""
 
 
 def _flat(config: Any, path: str = "") -> list[tuple[str, Any]]:
     if not isinstance(config, dict):
         return [(path, config)]
     return [leaf for key, value in config.items() for leaf in _flat(value, f"{path}.{key}" if path else str(key))]
-
-
-def _keys(measured: list[TaskRecord], metric: str) -> list[str]:
-    return list(dict.fromkeys(key for task in measured for key in (task.get(metric) or {})))
 
 
 def _curve(task: TaskRecord, title: str, unit: str, keys: list[str]) -> str:
@@ -282,32 +237,3 @@ def _curve(task: TaskRecord, title: str, unit: str, keys: list[str]) -> str:
 def _value(entry: Any) -> float:
     """Return a plain number, or the ``value`` of an interval."""
     return float(entry["value"] if isinstance(entry, dict) else entry)
-
-
-def _number(value: Any) -> str:
-    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _interval(entry: dict[str, Any] | None, key: str) -> str:
-    if not entry or entry.get(key) is None:
-        return "–"
-    text = _number(entry[key])
-    if entry.get("low") is not None:
-        text += f" [{_number(entry['low'])}, {_number(entry['high'])}]"
-    return f"{text}, n = {entry['n']}" if "n" in entry else text
-
-
-def _megabytes(task: TaskRecord, tokens: float) -> str:
-    """Return a step's bytes for each of so many tokens."""
-    return _number(sum(task.step_bytes.values()) / tokens / 1e6) if task.step_bytes else "–"
-
-
-def _score(entry: dict[str, Any] | None) -> str:
-    text = _interval(entry, "score")
-    return text + " (no power)" if entry and entry.get("power") is False else text
-
-
-def _parity(entry: dict[str, Any] | None) -> str:
-    if not entry:
-        return "–"
-    return f"{entry['equal']} of {entry['compared']} equal, {entry['ties']} ties, {entry['broken']} broken"

@@ -1,7 +1,6 @@
 """Real processes of a stage: commit, memoise, race, be killed, fail in one line."""
 
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -291,15 +290,6 @@ def test_wrong_credentials_and_a_dead_store(s3: dict[str, str], probe: Probe, mo
     assert result.returncode == 75
     assert "http://127.0.0.1:9" in one_line_error(result)
     assert time.monotonic() - start < 30
-
-
-def test_executor_output_is_what_kfp_reads(probe: Probe, tmp_path: Path):
-    call = probe.invocation(Store(str(tmp_path / "store")))
-    path = tmp_path / "kfp" / "output.json"
-    assert probe.run((*call.argv, "--executor-output", str(path))).returncode == 0
-    (artifact,) = json.loads(path.read_text())["artifacts"]["artifact"]["artifacts"]
-    assert artifact["metadata"]["digest"] == call.digest
-    assert artifact["metadata"]["uri"] == call.uri
 
 
 def test_config_from_a_file(probe: Probe, tmp_path: Path):

@@ -6,8 +6,10 @@ import json
 import pytest
 
 from components.contract.context import Input
+from components.gate.rules import lookup
 from components.report.collect import collect
-from components.report.page import comparison, notes, render
+from components.report.page import notes, render
+from components.report.table import comparison, headline
 from components.store import Store, commit
 
 CI = {"low": 1.2, "high": 1.6, "n": 24}
@@ -20,7 +22,8 @@ def put(store, tmp_path, stage, number, metrics, config=None, inputs=None, **fil
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "done").write_text("x")
     manifest = {"config": config or {}, "inputs": inputs or {}, "metrics": metrics, "seconds": 1.5}
-    artifact, _ = commit(store, stage, number * 64, folder, {**manifest, "versions": {"python": "3.11"}})
+    made = {"versions": {"python": "3.11"}, "started": 86400.0 * int(number, 16)}
+    artifact, _ = commit(store, stage, number * 64, folder, {**manifest, **made})
     return Input(artifact.uri)
 
 
@@ -66,6 +69,7 @@ def tasks(tmp_path, monkeypatch):
                 "latency": latency,
                 "machine": machine,
                 "parity": {"compared": 8, "equal": 7, "ties": 1, "broken": 0},
+                "sampled": {"passed": True, "tests": {"temperature 1": {"p": 0.4567, "passed": True}}},
                 "acceptance_length": {"value": 1.4, **CI, "per_position": [0.3, 0.1]},
                 "quality": {"ifeval": {"score": 0.5, **CI, "power": False}},
             },
@@ -128,6 +132,8 @@ def test_the_page_carries_every_figure_and_needs_nothing_else(tasks):
         f'teacher <a href="#{"1" * 64}">teacher</a>',
         "<code>mmlu_pro_validation.jsonl</code>",
         "<dt><b>acceptance length</b></dt>",
+        "<td>holds: temperature 1: p = 0.4567</td>",
+        "Run of 1970-01-08 00:00 UTC",
     ):
         assert figure in text
     assert "Gate not met: acceptance" in text
@@ -145,6 +151,17 @@ def test_the_reader_is_told_of_the_cpu_and_of_the_dequantised_teacher(tasks):
     assert "Q4_1" in said
     del tasks["teacher"]
     assert "Q4_1" not in " ".join(notes(tasks))
+
+
+def test_the_headline_is_plain_numbers_that_rules_could_name(tasks):
+    found = headline(tasks)
+    assert found["measure_pair.acceptance_length.value"] == 1.4
+    assert found["measure_pair.quality.ifeval.score"] == 0.5
+    assert found["measure_baseline.latency.short.high"] == 110.0
+    assert (found["measure_pair.parity.ties"], found["measure_pair.sampled.passed"], found["gate.passed"]) == (1, 1, 0)
+    assert all(isinstance(value, int | float) for value in found.values())
+    evidence = {name: task.metrics for name, task in tasks.items()}
+    assert all(lookup(evidence, path) == value for path, value in found.items())
 
 
 def test_the_page_is_the_same_every_time(tasks):
