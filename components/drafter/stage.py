@@ -51,7 +51,6 @@ class Config(StageConfig):
     batch: int = Field(32, ge=1, description="Conversations per optimiser step")
     learning_rate: float = Field(1e-3, gt=0, description="Peak of the cosine schedule")
     warmup: float = Field(0.04, ge=0, lt=1, description="Share of the steps that warm up")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay on matrices")
     clip: float = Field(1.0, gt=0, description="Largest global gradient norm")
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Compute type; weights and moments are float32"

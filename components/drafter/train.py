@@ -34,7 +34,6 @@ class Schedule:
     micro_batch: int
     learning_rate: float
     warmup: float
-    weight_decay: float
     clip: float
     anchors: int
     gamma: float
@@ -96,15 +95,8 @@ class Trainer:
         self.total = schedule.steps(len(chats))
         self._weights = trained_parameters(drafter)
         self._shares = Shares(self._weights, ranks)
-        owned = self._shares.owned.values()
-        self._optimiser = torch.optim.AdamW(
-            [
-                {"params": [one for one in owned if one.ndim > 1], "weight_decay": schedule.weight_decay},
-                {"params": [one for one in owned if one.ndim <= 1], "weight_decay": 0.0},
-            ],
-            lr=schedule.learning_rate,
-            fused=True,
-        )
+        owned = [{"params": list(self._shares.owned.values())}]
+        self._optimiser = torch.optim.AdamW(owned, lr=schedule.learning_rate, weight_decay=0.0, fused=True)
         self.step, self.curve = load_state(work, scratch, self._shares, self._optimiser, ranks)
 
     @property
