@@ -64,7 +64,8 @@ def build(recipe: Recipe) -> list[Task]:
         )
 
     # What is measured on or chosen by is set aside first; what is trained on overlaps with none of it.
-    teacher = add("teacher")
+    own_template = [recipe.template.chat_template] if recipe.template.chat_template else []
+    teacher = add("teacher", chat_template=files(own_template))
     tasks_files = files(recipe.files.tasks)
     prompts_eval = prompts("prompts_eval", [], [])
     choice = files(recipe.files.selection)

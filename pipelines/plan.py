@@ -13,6 +13,7 @@ from typing import Any, Literal
 from rich.markup import escape
 from rich.table import Table
 
+from components.chats.tokenizer import read_chat_template
 from components.contract.context import FILES
 from components.contract.digest import file_sha256
 from components.contract.errors import UserError
@@ -222,6 +223,11 @@ def _obstacle(task: Task, files: list[Path], sources: list[PlannedTask]) -> str 
         try:
             for path in files:
                 task_rows(path.name, path, task.config.items)
+        except UserError as error:
+            return str(error)
+    if "chat_template" in task.inputs:
+        try:
+            read_chat_template(*files)
         except UserError as error:
             return str(error)
     for source in sources:

@@ -8,6 +8,7 @@ the same bytes and ids.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -16,9 +17,12 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from components.chats.rows import read_lines
 from components.contract.errors import UserError, one_line
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_QUESTION = "What is the capital of France?"
 
 
 class Tokenizer:
@@ -70,6 +74,27 @@ class Tokenizer:
     def lengths(self, texts: list[str]) -> list[int]:
         """Return the number of tokens of each text, without special tokens that it does not spell out."""
         return [len(one) for one in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def read_chat_template(path: Path) -> str:
+    """Return the text of a chat template's file.
+
+    Raises :class:`UserError` when it does not compile or does not render a question, with and without thinking.
+    """
+    text = "".join(read_lines(path))
+    chat = {"messages": [{"role": "user", "content": _QUESTION}], "tools": None, "documents": None}
+    special = {name: f"<{name}>" for name in _SPECIAL}
+    try:
+        template = _environment().from_string(text)
+        rendered = [
+            template.render(**chat, **special, add_generation_prompt=True, enable_thinking=thinking)
+            for thinking in (False, True)
+        ]
+    except Exception as error:  # a template may divide by zero as well
+        raise UserError(f"{path}: no chat template that works ({one_line(error, 200)})") from error
+    if not all(_QUESTION in one for one in rendered):
+        raise UserError(f"{path}: leaves the question out of the prompt that it renders; it is no chat template")
+    return text
 
 
 def _content(token: Any) -> Any:

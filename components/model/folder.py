@@ -1,6 +1,7 @@
 """What a model folder must hold for the later stages, and what is said about it."""
 
 import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,17 @@ def complete(folder: Path) -> dict[str, Any]:
         "vocab_size": text.get("vocab_size"),
         "layers": text.get("num_hidden_layers"),
     }
+
+
+def set_chat_template(folder: Path, text: str) -> None:
+    """Make ``text`` the only chat template of a model folder, for its tokenizer and for its processor."""
+    shutil.rmtree(folder / "additional_chat_templates", ignore_errors=True)
+    (folder / "chat_template.json").unlink(missing_ok=True)
+    for path in (folder / "tokenizer_config.json", folder / "processor_config.json"):
+        if path.exists() and "chat_template" in (values := _json(path)):
+            del values["chat_template"]
+            path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from components.contract.stage import Port
 
 ROLE = "train"
 VERSION = 1
-INPUTS: dict[str, Port] = {}
+INPUTS = {"chat_template": Port("Jinja file that takes the place of the source's chat template", optional=True)}
 OUTPUTS = {
     "config.json": "architecture",
     "*.safetensors": "weights",
@@ -72,8 +72,10 @@ class Config(StageConfig):
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Bring the model in, check that it is whole, and describe it."""
+    from components.chats.tokenizer import read_chat_template
     from components.model import folder, sources
 
+    template = read_chat_template(inputs["chat_template"].path) if "chat_template" in inputs else None
     measures: dict[str, float] = {}
     source = config.source
     with output.timed(source.kind):
@@ -87,4 +89,6 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
             from components.model import testbed
 
             measures = testbed.make(source, Path(output.path), output)
+    if template is not None:
+        folder.set_chat_template(output.path, template)
     return folder.complete(output.path) | measures

