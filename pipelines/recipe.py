@@ -80,6 +80,16 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class TemplateSection(Template):
+    """How conversations become tokens, for every stage and for the served endpoint alike."""
+
+    chat_template: str | None = Field(
+        None,
+        description="Jinja file, relative to the recipe, in place of the teacher's own chat template; the target has "
+        "it too, and its endpoint",
+    )
+
+
 class Files(Strict):
     """Plain files of this machine, relative to the recipe; they enter digests by sha256."""
 
@@ -124,7 +134,7 @@ class Recipe:
 
     name: str
     path: Path
-    template: Template
+    template: TemplateSection
     files: Files
     configs: dict[str, StageConfig]
     resources: dict[str, Resources]
@@ -187,7 +197,7 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
     faults.extend(
         f"{name}: expected a mapping of fields" for name in SHARED if not isinstance(data.get(name) or {}, dict)
     )
-    template = section(Template, "template", data.get("template"))
+    template = section(TemplateSection, "template", data.get("template"))
     files = section(Files, "files", data.get("files"))
     cluster = section(Cluster, "cluster", merge({"images": locked_images()}, data.get("cluster") or {}))
     absent = {"ptq" if "int4" in data else "int4"} | {"measure_window"} - set(data)
@@ -198,7 +208,7 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
         given = data.get(task)
         if task in SHARED.get(stage, ()):
             given = merge(data.get(stage) or {}, given or {})
-        ours = filled(str(data.get("name")), task, tasks, template or Template(), cluster or Cluster())
+        ours = filled(str(data.get("name")), task, tasks, template or TemplateSection(), cluster or Cluster())
         if isinstance(given or {}, dict):
             faults.extend(f"{task}.{name}: {_OURS.get(name, _FILLED)}" for name in ours if name in (given or {}))
             given = {**(given or {}), **ours}
@@ -251,7 +261,9 @@ def _window(configs: dict[str, Any]) -> list[str]:
 def filled(recipe: str, task: str, tasks: Iterable[str], template: Template, cluster: Cluster) -> dict[str, Any]:
     """Return the config fields that the pipeline gives to a task of a recipe; its own section may not."""
     config = load(TASKS[task]).Config
-    fields: dict[str, Any] = {"template": template} if "template" in config.model_fields else {}
+    fields: dict[str, Any] = {}
+    if "template" in config.model_fields:
+        fields["template"] = Template(thinking=template.thinking)
     if task == "deploy" and cluster.images.vllm:
         fields["image"] = cluster.images.vllm
     if task == "gate":

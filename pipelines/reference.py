@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 from components.chats.template import Template
 from components.contract.stage import STAGES, Port, load
 from pipelines.cluster import Cluster
-from pipelines.recipe import SHARED, TASKS, Files, Resources, filled
+from pipelines.recipe import SHARED, TASKS, Files, Resources, TemplateSection, filled
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -64,7 +64,12 @@ def recipe_reference() -> str:
     rows.append("| `resources` | what the local engine reserves, by stage or task |")
     rows.append("| `cluster` | images, placement and secrets of the pods |")
     parts = [_INTRODUCTION + "\n".join(rows)]
-    fixed = (("template", Template), ("files", Files), ("resources.<stage or task>", Resources), ("cluster", Cluster))
+    fixed = (
+        ("template", TemplateSection),
+        ("files", Files),
+        ("resources.<stage or task>", Resources),
+        ("cluster", Cluster),
+    )
     parts += [f"## {name}\n\n{_summary(model)}\n\n{_tables(model)}" for name, model in fixed]
     for stage in STAGES:
         config = load(stage).Config
