@@ -14,6 +14,7 @@ from pipelines.deployment.api import Object
 CHART = Path(__file__).resolve().parents[2] / "charts" / "qdflash"
 LABEL = "qdflash/objects"
 LAST = ("InferenceService", "Deployment")
+ROUTE = ("gateway.networking.k8s.io/v1", "HTTPRoute")
 
 
 def read_values(path: Path) -> dict[str, Any]:
@@ -66,3 +67,19 @@ def pod_labels(objects: list[Object]) -> dict[str, str]:
     """Return the labels of the pods that serve."""
     spec = objects[-1]["spec"]
     return dict(spec["template"]["metadata"]["labels"] if "template" in spec else spec["predictor"]["labels"])
+
+
+def port_of(objects: list[Object]) -> int:
+    """Return the port of the container that serves."""
+    found = {one["kind"]: one.get("spec", {}) for one in objects}
+    pod = found["Deployment"]["template"]["spec"] if "Deployment" in found else found["ServingRuntime"]
+    return int(pod["containers"][0]["ports"][0]["containerPort"])
+
+
+def service_of(objects: list[Object]) -> dict[str, Any]:
+    """Return name and port of the Service in front of the pods; KServe makes its own."""
+    server = objects[-1]
+    name = server["metadata"]["name"]
+    if server["kind"] == "InferenceService":
+        return {"name": f"{name}-predictor", "port": 80}
+    return {"name": name, "port": port_of(objects)}

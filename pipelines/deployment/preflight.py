@@ -16,6 +16,7 @@ OWN = {
     ("", "pods/log"): ("get",),
     ("", "pods/portforward"): ("get", "create"),
 }
+ROUTES = {("gateway.networking.k8s.io", "httproutes"): ("get", "create", "patch", "delete")}  # of a canary
 APPLIED = ("get", "create", "patch", "delete")
 KSERVE = "/apis/apps/v1/namespaces/kserve/deployments/kserve-controller-manager"
 STANDARD_SINCE = (0, 16)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from components.contract.errors import TransientError
 from pipelines.deployment.api import Namespace, Object
@@ -13,11 +14,12 @@ STARTED, DEPLOYED, FAILED, REPLACED = "started", "deployed", "failed", "replaced
 
 @dataclass(frozen=True)
 class Revision:
-    """One deployment: its number, bundle and objects, and how it went."""
+    """One deployment: its number, bundle and objects, the operator's values, and how it went."""
 
     number: int
     bundle: str
     objects: list[Object]
+    values: dict[str, Any]
     state: str
     at: str
     said: str = ""
@@ -49,10 +51,10 @@ class Record:
             one for revision in self.revisions if revision.state in (STARTED, DEPLOYED) for one in revision.objects
         ]
 
-    def begin(self, bundle: str, objects: list[Object]) -> Revision:
+    def begin(self, bundle: str, objects: list[Object], values: dict[str, Any]) -> Revision:
         """Add a revision before its objects are applied."""
         number = self.revisions[-1].number + 1 if self.revisions else 1
-        made = Revision(number, bundle, objects, STARTED, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+        made = Revision(number, bundle, objects, values, STARTED, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         self._write([*self.revisions, made])
         return made
 

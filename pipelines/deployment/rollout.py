@@ -6,7 +6,7 @@ from typing import Any
 
 from components.contract.errors import StageError, UserError, one_line
 from pipelines.deployment.api import Namespace, Object
-from pipelines.deployment.chart import over, render
+from pipelines.deployment.chart import ROUTE, over, port_of, render
 from pipelines.deployment.evidence import Evidence
 from pipelines.deployment.lock import held
 from pipelines.deployment.preflight import damaged, demand_rights, findings
@@ -29,10 +29,10 @@ def deploy(
     back (without one, everything is taken away) and the error says so. A deploy of what serves already changes
     nothing and tests it again. ``dry`` ends before the first change.
     """
-    values = evidence.values
+    mine: dict[str, Any] = {}
     for one in changes:
-        values = over(values, one)
-    objects, values = render(values, name, namespace.name)
+        mine = over(mine, one)
+    objects, values = render(over(evidence.values, mine), name, namespace.name)
     say(f"Kubernetes {namespace.version()}, namespace {namespace.name}")
     demand_rights(namespace, objects)
     found = list(findings(namespace, values))
@@ -48,13 +48,13 @@ def deploy(
     with held(namespace, name) as renew:
         record = Record(namespace, name)
         changed = _announce(namespace, objects, record.standing, say)
-        revision = record.begin(evidence.bundle.uri, objects) if changed or record.deployed is None else None
+        revision = record.begin(evidence.bundle.uri, objects, mine) if changed or record.deployed is None else None
         seconds = float(values["startupMinutes"]) * 60 + SLACK_SECONDS
         try:
             if revision:
                 _apply(namespace, objects, record.standing)
             pod = wait(namespace, objects, seconds, say, renew)
-            smoke(namespace, pod["metadata"]["name"], int(values["serving"]["port"]), evidence, say, renew)
+            smoke(namespace, pod["metadata"]["name"], port_of(objects), evidence, say, renew)
         except StageError as error:
             if revision is None:
                 raise
@@ -73,7 +73,7 @@ def rollback(namespace: Namespace, name: str, say: Say) -> None:
         target = record.previous
         if target is None:
             raise UserError(f"{name}: no revision to go back to; see qdflash deployed")
-        revision = record.begin(target.bundle, target.objects)
+        revision = record.begin(target.bundle, target.objects, target.values)
         _apply(namespace, target.objects, record.standing)
         wait(namespace, target.objects, STARTUP_SECONDS, say, renew)
         record.end(revision, DEPLOYED, f"as revision {target.number}")
@@ -81,11 +81,13 @@ def rollback(namespace: Namespace, name: str, say: Say) -> None:
 
 
 def undeploy(namespace: Namespace, name: str, say: Say) -> None:
-    """Take away every object that was deployed under a name, and the record of it."""
+    """Take away every object that was deployed under a name, its route too, and the record of it."""
     with held(namespace, name):
         record = Record(namespace, name)
         if not record.revisions:
             raise UserError(f"{name}: not deployed in namespace {namespace.name} by qdflash deploy")
+        if namespace.plural(*ROUTE):
+            namespace.delete(*ROUTE, name)
         _delete(namespace, record.standing, say)
         record.remove()
 

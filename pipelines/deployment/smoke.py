@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from components.contract.errors import GateError, StageError, TransientError, UserError
+from components.contract.errors import GateError, TransientError, UserError, one_line
 from pipelines.deployment.api import Namespace
 from pipelines.deployment.evidence import Evidence, length
 
@@ -23,7 +23,13 @@ def smoke(
     counters of speculation must show drafts and an acceptance length of at least the bundle's floor on these prompts.
     Other requests meanwhile count too. ``tick`` is called between them. The client's key is ``VLLM_API_KEY``.
     """
-    ask = Caller(namespace, pod, port)
+    try:
+        _ask(Caller(namespace, pod, port), evidence, say, tick)
+    except (ValueError, LookupError, TypeError) as error:
+        raise GateError(f"smoke test: the server does not answer as vLLM does ({one_line(error, 120)})") from error
+
+
+def _ask(ask: "Caller", evidence: Evidence, say: Callable[[str], None], tick: Callable[[], None]) -> None:
     model = ask("/v1/models")["data"][0]["id"]
     chat = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 32, "temperature": 0}
     before = ask.counters()
@@ -67,11 +73,15 @@ class Caller:
         """Return the JSON that a route answers; raises :class:`GateError` when it refuses."""
         return json.loads(self._request(path, body))
 
+    def page(self, path: str) -> str:
+        """Return the text of a route."""
+        return self._request(path)
+
     def stream(self, path: str, body: Any) -> int:
         """Return how many events with text a stream has."""
         events = [line[6:] for line in self._request(path, body).splitlines() if line.startswith("data: ")]
         if not events or events[-1] != "[DONE]":
-            raise GateError("smoke test: a stream did not end")
+            raise GateError("a stream did not end")
         deltas = [choice["delta"] for event in events[:-1] for choice in json.loads(event)["choices"]]
         return sum(bool(one.get("content") or one.get("reasoning")) for one in deltas)
 
@@ -92,13 +102,9 @@ class Caller:
                 response = connection.getresponse()
                 text = response.read().decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
-            raise TransientError(f"smoke test: {path}: no answer ({type(error).__name__}: {error})") from error
+            raise TransientError(f"pod {self._pod}: {path}: no answer ({type(error).__name__}: {error})") from error
         if response.status == 401:
-            raise UserError(f"smoke test: {path} asks for a key; set VLLM_API_KEY to the one in the Secret")
+            raise UserError(f"pod {self._pod}: {path} asks for a key; set VLLM_API_KEY to the one in the Secret")
         if response.status != 200:
-            raise _refused(path, response.status, text)
+            raise GateError(f"pod {self._pod}: {path} answered {response.status}: {' '.join(text.split())[:200]}")
         return text
-
-
-def _refused(path: str, status: int, text: str) -> StageError:
-    return GateError(f"smoke test: {path} answered {status}: {' '.join(text.split())[:200]}")

@@ -10,9 +10,10 @@ from pipelines.deployment.api import Namespace, Object
 from pipelines.deployment.chart import LABEL, pod_labels
 
 POLL_SECONDS = 3.0
-TAIL_LINES = 40
+TAIL_LINES = 200
 PATIENCE = 2
 _ERROR = re.compile(r"error|exception|denied|refused|no such|not found|mismatch|cannot", re.IGNORECASE)
+_ECHO = re.compile(r"root cause above|engine core initialization failed", re.IGNORECASE)  # of an error further up
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
 
@@ -94,12 +95,13 @@ def reasons_of(namespace: Namespace, pod: Object) -> Iterator[Reason]:
 def _of_crash(namespace: Namespace, pod: str, container: str, what: str, ended: Object, restarts: int) -> Reason:
     """Explain a container that ended, with its own last words; twice the same is no accident."""
     log = namespace.log(pod, container, TAIL_LINES, previous=True) or namespace.log(pod, container, TAIL_LINES)
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    words = next((line for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "no log")[:300]
+    lines = [line.strip() for line in log.splitlines() if line.strip() and not _ECHO.search(line)]
+    of_gpu = [line for line in lines if "CUDA out of memory" in line or (is_shortage(line) and "GPU" in line)]
+    words = (of_gpu or [line for line in lines if _ERROR.search(line)] or lines or ["no log"])[-1][:300]
     final = restarts >= PATIENCE
     if ended.get("reason") == "OOMKilled":
         why = "out of memory (RAM, not the GPU's): raise resources.limits.memory"
-    elif any("CUDA out of memory" in line or (is_shortage(line) and "GPU" in line) for line in lines):
+    elif of_gpu:
         why = (
             "CUDA out of memory: another process holds the GPU, or gpu_memory_utilization or max_model_len is too high"
         )

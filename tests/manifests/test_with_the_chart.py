@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from components.serving.arguments import OFFLINE
-from pipelines.deployment.preflight import OWN
+from pipelines.deployment.preflight import OWN, ROUTES
 from tests.charts.conftest import given, render  # noqa: F401 (fixtures)
 from tests.charts.test_objects import EVERYTHING, VARIANTS
 from tests.manifests.conftest import MANIFESTS, Build
@@ -50,7 +50,7 @@ def test_the_deploy_account_may_install_the_chart_and_no_more(build: Build, rend
         for group, what in (("", "pods"), ("apps", "replicasets"))
         for verb in ("get", "list", "watch")
     }
-    deployed = {(group, what, verb) for (group, what), verbs in OWN.items() for verb in verbs}
+    deployed = {(group, what, verb) for (group, what), verbs in (OWN | ROUTES).items() for verb in verbs}
     assert held == written | waited | deployed
 
 

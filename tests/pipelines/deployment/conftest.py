@@ -20,11 +20,14 @@ from tests.charts.conftest import IMAGE
 from tests.kubernetes_api.server import ADMIN, Api
 from tests.kubernetes_api.server import serving as serving_api
 from tests.kubernetes_api.state import NAMESPACE
+from tests.manifests.rules import rights
 from tests.pipelines.deployment import vllm_stand_in
 
 PAIR = Serving(profiles={"a10g": A10G.model_copy(update={"num_speculative_tokens": 15})})
 MANIFEST: dict[str, Any] = {"config": {}, "inputs": {}, "metrics": {}, "seconds": 1, "started": 1.0, "versions": {}}
 LENGTH = {"value": 3.0, "low": 2.5, "high": 3.5}
+ROLES = Path(__file__).parents[3] / "manifests" / "base" / "roles.yaml"
+TOKEN = "of-the-deploy-account"
 Made = Callable[..., Artifact]
 
 
@@ -114,3 +117,11 @@ def account(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 @pytest.fixture
 def namespace(account: Callable[[str], Namespace]) -> Namespace:
     return account(ADMIN)
+
+
+@pytest.fixture
+def deployer(api: Api, account: Callable[[str], Namespace]) -> Namespace:
+    """The namespace as the Role of the manifests lets the deploy account see it."""
+    held = rights(list(yaml.safe_load_all(ROLES.read_text())), "qdflash-deploy")
+    api.state.rights[TOKEN] = ("qdflash-deploy", held)
+    return account(TOKEN)

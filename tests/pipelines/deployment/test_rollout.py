@@ -107,7 +107,11 @@ def test_an_upgrade_goes_back_by_itself_and_by_command(
 POD = "pair-predictor-1-abcde"
 CRASHED = {"restarts": 3, "last": {"exitCode": 1, "reason": "Error"}}
 KILLED = {"restarts": 2, "last": {"exitCode": 137, "reason": "OOMKilled"}}
-CUDA = "INFO loading\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 22 GiB\nbye\n"
+CUDA = """INFO loading
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22 GiB
+Traceback (most recent call last):
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
 WHY = {
     "image": (
         {"containerStatuses": [waiting("kserve-container", "InvalidImageName", "couldn't parse it")]},
@@ -131,8 +135,8 @@ WHY = {
     ),
     "crash": (
         {"containerStatuses": [waiting("kserve-container", "CrashLoopBackOff", **CRASHED)]},
-        {"kserve-container": "QDFLASH_SUMS: config.json is not the bundle's, sha256 mismatch\n"},
-        f"{POD}: vLLM ended \\(exit code 1, 3 restarts\\): QDFLASH_SUMS: config.json is not",
+        {"kserve-container": "INFO\nValueError: no\nRuntimeError: Engine core initialization failed.\n"},
+        f"{POD}: vLLM ended \\(exit code 1, 3 restarts\\): ValueError: no",
     ),
 }
 
@@ -195,15 +199,26 @@ def test_what_may_mend_itself_is_waited_for(
     assert line in " ".join(said)
 
 
-def test_a_server_without_its_drafter_is_refused(
-    api: Api, namespace: Namespace, first: Evidence, vllm: Server
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"drafts_a_token": 0}, "drafted nothing"),
+        ({"text": ""}, "the answer to a chat is empty"),
+        ({"text": "Paris"}, "a stream came in 1 pieces"),
+        ({"page": "<html>"}, "does not answer as vLLM does"),
+    ],
+)
+def test_a_server_that_does_not_serve_is_taken_away(
+    api: Api, namespace: Namespace, first: Evidence, vllm: Server, wrong: dict[str, Any], told: str
 ) -> None:
-    vllm.drafts_a_token = 0
+    for name, value in wrong.items():
+        setattr(vllm, name, value)
     with (
         playing(api, {"InferenceService": serves(vllm.address)}),
-        pytest.raises(GateError, match=r"drafted nothing; .*; taken away"),
+        pytest.raises(GateError, match=f"{told}.*; taken away"),
     ):
         deploy(namespace, first)
+    assert objects(api) == {}
 
 
 def test_a_service_with_a_key_is_asked_with_it(

@@ -15,6 +15,15 @@ PAGE = """# TYPE vllm:spec_decode_num_drafts_total counter
 vllm:spec_decode_num_drafts_total{{model_name="pair"}} {drafts}
 vllm:spec_decode_num_accepted_tokens_total{{model_name="pair"}} {accepted}
 vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="pair",position="0"}} {accepted}
+vllm:request_success_total{{finished_reason="stop",model_name="pair"}} {requests}
+vllm:request_success_total{{finished_reason="length",model_name="pair"}} 0.0
+vllm:time_to_first_token_seconds_bucket{{le="+Inf",model_name="pair"}} {requests}
+vllm:time_to_first_token_seconds_count{{model_name="pair"}} {requests}
+vllm:time_to_first_token_seconds_sum{{model_name="pair"}} {first_token_seconds}
+vllm:inter_token_latency_seconds_count{{model_name="pair"}} {drafts}
+vllm:inter_token_latency_seconds_sum{{model_name="pair"}} {token_seconds}
+http_requests_total{{handler="/v1/completions",method="POST",status="2xx"}} {requests}
+http_requests_total{{handler="/v1/completions",method="POST",status="5xx"}} {errors}
 """
 
 
@@ -26,9 +35,14 @@ class Server:
     per_draft: float = 2.0
     drafts_a_token: float = 0.5
     key: str | None = None
+    page: str | None = None
     text: str = "Paris is the capital of France."
     drafts: float = 0
     accepted: float = 0
+    requests: float = 0
+    errors: float = 0
+    first_token_seconds: float = 0
+    token_seconds: float = 0
     asked: list[tuple[str, Any]] = field(default_factory=list)
 
 
@@ -41,9 +55,9 @@ def serving() -> Iterator[Server]:
 
         def do_GET(self) -> None:
             if self.path == "/metrics":
-                page = PAGE.format(drafts=state.drafts, accepted=state.accepted)
+                page = PAGE.format(**vars(state))
                 return self._send(200, page)
-            return self._send(200, {"object": "list", "data": [{"id": "pair"}]})
+            return self._send(200, state.page or {"object": "list", "data": [{"id": "pair"}]})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
