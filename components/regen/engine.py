@@ -8,6 +8,7 @@ from typing import Any
 
 from components.chats.rows import Row
 from components.chats.template import Template, render
+from components.regen.agreement import demand_same_prompts
 from components.regen.answers import answered, row_seed, split_reasoning
 from components.serving.arguments import environment
 from components.serving.profiles import Profile
@@ -17,12 +18,14 @@ from components.serving.profiles import Profile
 class Asked:
     """What every row is asked: ``sampling`` holds ``temperature``, ``top_p``, ``top_k``, ``max_tokens``, ``seed``.
 
-    ``model`` is the model's digest, which the rows keep.
+    ``model`` is the model's digest, which the rows keep. The prompts of ``samples``, some conversations, have to be
+    those that vLLM's chat endpoint makes of them.
     """
 
     template: Template
     sampling: dict[str, Any]
     model: str
+    samples: tuple[list[dict[str, str]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Engine:
         self._tokenizer = self.llm.get_tokenizer()
         self._asked = asked
         self._running: dict[str, tuple[Row, str]] = {}
+        demand_same_prompts(self.llm.renderer, self._tokenizer, asked.samples, asked.template)
 
     @property
     def busy(self) -> bool:

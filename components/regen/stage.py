@@ -22,6 +22,9 @@ from components.serving.profiles import CPU, Profile
 ROLE = "vllm"
 VERSION = 1
 FAILURES = "failures.json"
+SAMPLES = 16
+"""Rows whose prompts each engine compares with those of vLLM's chat endpoint before it answers any."""
+
 INPUTS = {
     "prompts": Port("prompts artifact: rows {id, category, conversations}"),
     "model": Port("model folder that vLLM serves: BF16 or compressed-tensors W4A16"),
@@ -113,7 +116,8 @@ def _generate(
     from components.regen.replicas import Replicas
 
     sampling = {**config.sampling.model_dump(), "max_tokens": config.max_tokens, "seed": config.seed}
-    asked = Asked(config.template, sampling, inputs["model"].digest)
+    samples = tuple(row["conversations"] for row in left[:SAMPLES])
+    asked = Asked(config.template, sampling, inputs["model"].digest, samples)
     with ExitStack() as stack:
         with output.timed("start"):
             engines = Replicas(inputs["model"].path, _profile(config), asked, config.replicas, config.device)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from components.chats.rows import read_rows
 from components.chats.template import Template, prompt_token_ids
 from components.contract.context import Input
 from components.contract.digest import stage_digest
+from components.model.folder import set_chat_template
 from components.regen import stage
 from components.regen.answers import row_seed
 from components.store.artifact import commit
@@ -118,3 +121,18 @@ def test_killed_run_continues_without_redoing_committed_rows(
     third = call.start()
     assert third.wait(timeout=60) == 0
     assert "cached" in call.log.read_text()
+
+
+def test_prompts_that_the_chat_endpoint_would_make_otherwise_end_the_stage(tiny_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    set_chat_template(
+        model, "{% for one in messages %}{% for part in one.content %}{{ part.text or part }} {% endfor %}{% endfor %}"
+    )
+    call = Call(tmp_path, model)
+    assert call.start().wait(timeout=600) == 1
+    line = call.log.read_text().strip().splitlines()[-1]
+    assert "regen failed" in line
+    said = r"chat template: from token \d on a prompt is 'C o u n t .*' here and 'Count to 0 ' at vLLM's chat endpoint"
+    assert re.search(said, line)
+    assert call.work.names("rows/") == []
