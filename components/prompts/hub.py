@@ -58,10 +58,13 @@ def _key(dataset: Any, url: str) -> str:
 
 
 def _rows_of(builder: Any, split: str, copy: "_Copy", scratch: Path) -> Callable[[int], Iterator[Row]]:
+    declared = builder.info.features
+
     def rows(start: int) -> Iterator[Row]:
         path = scratch / Path(copy.key).name
         copy.fetch(path)
         builder.config.data_files = {split: [str(path)]}
+        builder.info.features = declared  # not those of the file before
         try:
             stream = builder.as_streaming_dataset(split)
             for row in stream.skip(start) if start else stream:

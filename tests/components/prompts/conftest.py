@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from components.chats.rows import read_rows
@@ -91,12 +93,14 @@ def stage(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Two shards of two splits and one of a third, with a duplicate across shards."""
+    """Two shards of each split with a duplicate across them; one shard has a column more."""
     folder = tmp_path / "repository"
     for split in SPLITS:
         rows = [nemotron.row(f"{split} question {number}?", split) for number in range(40)]
         copy = nemotron.row(f"{split}  QUESTION 3?", split, row_id=f"copy-{split}")
-        nemotron.write(folder, split, [rows[:25], [*rows[25:], copy]])
+        paths = nemotron.write(folder, split, [rows[:25], [*rows[25:], copy]])
+    table = pq.read_table(paths[1])
+    pq.write_table(table.append_column("language", pa.array(["de"] * len(table))), paths[1])
     nemotron.card(folder, SPLITS)
     return folder
 
