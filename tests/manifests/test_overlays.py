@@ -42,8 +42,17 @@ def test_an_overlay_renders_to_objects_of_the_schemas(build: Build, overlay: str
 def test_accounts_have_the_rights_they_use_and_no_more(build: Build, overlay: str) -> None:
     objects = build(overlay)
     report = {("argoproj.io", "workflowtaskresults", verb) for verb in ("create", "patch")}
+    report.add(("", "configmaps", "get"))
     assert excess(objects) == []
     assert rights(objects, "qdflash-stage") == report
+    settings = [
+        rule["resourceNames"]
+        for one in objects
+        if one["kind"] == "Role" and one["metadata"]["name"] in ("qdflash-stage", "qdflash-launcher")
+        for rule in one["rules"]
+        if rule["resources"] == ["configmaps"]
+    ]
+    assert settings == [["kfp-launcher"]] * 2
     launcher = rights(objects, "qdflash-launcher") - report
     assert {resource for _, resource, verb in launcher if verb not in ("get", "list", "watch")} == {"trainjobs"}
     assert {resource for _, resource, _ in launcher} == {"trainjobs", "pods", "pods/log"}
