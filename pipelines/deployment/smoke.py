@@ -33,7 +33,8 @@ def _ask(ask: "Caller", evidence: Evidence, say: Callable[[str], None], tick: Ca
     model = ask("/v1/models")["data"][0]["id"]
     chat = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 32, "temperature": 0}
     before = ask.counters()
-    answer = ask("/v1/chat/completions", chat)["choices"][0]["message"].get("content") or ""
+    message = ask("/v1/chat/completions", chat)["choices"][0]["message"]
+    answer = message.get("content") or message.get("reasoning") or ""
     if not answer.strip():
         raise GateError("smoke test: the answer to a chat is empty")
     say(f"smoke test: {QUESTION} {' '.join(answer.split())[:80]}")

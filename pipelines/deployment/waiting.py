@@ -14,6 +14,7 @@ TAIL_LINES = 200
 PATIENCE = 2
 _ERROR = re.compile(r"error|exception|denied|refused|no such|not found|mismatch|cannot", re.IGNORECASE)
 _ECHO = re.compile(r"root cause above|engine core initialization failed", re.IGNORECASE)  # of an error further up
+_OVER = ("Failed", "Succeeded")  # what an eviction leaves in the list
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
 
@@ -42,11 +43,12 @@ def wait(
         tick()
         pods = namespace.pods(selector)
         own = [one for one in pods if one["metadata"]["labels"].get(LABEL) == mine]
+        others = sum(one not in own and one.get("status", {}).get("phase") not in _OVER for one in pods)
         ready = [one for one in own if _is_ready(one)]
-        if len(ready) >= wanted and len(pods) == len(own) and _is_ready(_live(namespace, server)):
+        if len(ready) >= wanted and not others and _is_ready(_live(namespace, server)):
             return ready[0]
         reasons = [reason for pod in own for reason in reasons_of(namespace, pod)]
-        text = reasons[0].text if reasons else _of_server(namespace, server, len(pods) - len(own))
+        text = reasons[0].text if reasons else _of_server(namespace, server, others)
         if text != told:
             say(text)
             told = text
@@ -70,6 +72,8 @@ def standing(namespace: Namespace, objects: list[Object]) -> dict[str, str]:
 def reasons_of(namespace: Namespace, pod: Object) -> Iterator[Reason]:
     """Yield why a pod is not ready, what matters most first."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
+    if status.get("phase") == "Failed":
+        yield Reason(f"{name}: {status.get('reason', 'failed')} ({status.get('message', '')})")
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             yield Reason(f"{name}: no node takes it ({condition.get('message', '')})")

@@ -68,6 +68,17 @@ def test_a_bundle_is_put_into_service_once(api: Api, namespace: Namespace, first
         assert storage(namespace) == first.values["bundle"]["uri"]
 
 
+def test_what_an_eviction_left_behind_is_not_waited_for(
+    api: Api, namespace: Namespace, first: Evidence, vllm: Server
+) -> None:
+    labels = {"app.kubernetes.io/name": "qdflash", "app.kubernetes.io/instance": "pair"}
+    spec, status = {"containers": [{"name": "vllm", "image": "i"}]}, {"phase": "Failed", "reason": "Evicted"}
+    old = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "old", "labels": labels}}
+    api.add(old | {"spec": spec, "status": status})
+    with playing(api, {"InferenceService": serves(vllm.address)}):
+        deploy(namespace, first)
+
+
 def test_plain_deployments_need_no_kserve(api: Api, namespace: Namespace, first: Evidence, vllm: Server) -> None:
     api.state.installed.remove("serving.kserve.io")
     with pytest.raises(
@@ -159,6 +170,10 @@ def test_what_cannot_become_ready_is_explained_and_taken_away(
     ("status", "line"),
     [
         (
+            {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."},
+            "Evicted (The node was low on resource: ephemeral-storage.)",
+        ),
+        (
             {
                 "conditions": [
                     {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: Insufficient nvidia.com/gpu"}
@@ -179,7 +194,7 @@ def test_what_cannot_become_ready_is_explained_and_taken_away(
             'kserve-container is not made (secret "clients" not found): a Secret or its key',
         ),
     ],
-    ids=["unschedulable", "pull", "secret"],
+    ids=["evicted", "unschedulable", "pull", "secret"],
 )
 def test_what_may_mend_itself_is_waited_for(
     api: Api,
