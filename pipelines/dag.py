@@ -83,7 +83,7 @@ def build(recipe: Recipe) -> list[Task]:
     sequences = add("sequences", chats=regen_a, model=teacher)
     qad = add("qad", teacher=teacher, student=int4, sequences=sequences)
     select = add("select", qad=qad, student=int4, teacher=teacher, sequences=sequences, tasks=choice)
-    pack = add("pack", qad=qad, selected=select, student=int4, model=teacher)
+    pack = add("pack", qad=qad, selected=select, student=int4, model=teacher, sequences=sequences)
 
     # A first drafter learns beside QAD; a second starts from it and learns from the packed target's own answers.
     drafter_1 = add("drafter_1", target=teacher, chats=regen_a)

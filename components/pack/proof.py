@@ -17,11 +17,10 @@ from components.checkpoint.unpack import passthrough_names, passthrough_tensors
 from components.contract.errors import UserError
 from components.contract.log import Log
 from components.pack.latents import Latents, same_bytes
+from components.sequences.reader import read_index, read_split
 
-PROOF_TEXTS = (
-    "The lighthouse keeper wrote down the time of every ship that passed, and in winter there were few.",
-    "def mean(values):\n    return sum(values) / len(values)\n\nprint(mean([3, 4, 8]))",
-)
+PIECE = 128
+"""Tokens of one forward pass, whose logits are a row of the vocabulary each."""
 
 
 def prove_tensors(target: Tensors, latents: Latents, log: Log) -> dict[str, tuple[tuple[int, int], float]]:
@@ -72,35 +71,51 @@ def prove_end(target: Path) -> None:
         raise UserError(f"{path}: eos_token_id is {stops}, the tokenizer's is {token}; answers would not end")
 
 
+def held_out_pieces(sequences: Path, tokens: int, seed: int) -> list[Tensor]:
+    """Return pieces of the val split, int64 [1, at most 128], drawn by ``seed`` until they hold ``tokens`` tokens.
+
+    They are fewer where the split is shorter; none holds padding.
+    """
+    size = read_index(sequences)["splits"]["val"]["tokens"]
+    ids = read_split(sequences, "val").ids.reshape(-1)[:size]
+    order = torch.randperm(-(-size // PIECE), generator=torch.Generator().manual_seed(seed))
+    starts = sorted(PIECE * order[: -(-tokens // PIECE)])
+    return [torch.from_numpy(ids[start : start + PIECE].astype("int64")).unsqueeze(0) for start in starts]
+
+
 @torch.inference_mode()
-def logit_difference(target: Path, latents: Latents) -> dict[str, float]:
+def logit_difference(target: Path, latents: Latents, pieces: list[Tensor], dtype: torch.dtype) -> dict[str, float]:
     """Compare the target as transformers itself reads it with the fake-quantised student; one in memory at a time.
+
+    Args:
+        target: folder that was packed.
+        latents: what it was packed from.
+        pieces: token ids, int64 [1, length] each.
+        dtype: of both models' weights and computation.
 
     Returns:
         ``kl``: mean over tokens of KL(student ‖ target) in nats; ``max_logit_difference``; ``proof_tokens``.
     """
-    tokenizer = load_tokenizer(target)
-    rows = [tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"] for text in PROOF_TEXTS]
-    expected = _logits(load_model(latents.student.folder, weights=_fake_quantized(latents)), rows)
+    expected = _logits(load_model(latents.student.folder, dtype, _fake_quantized(latents, dtype)), pieces)
     reader = architecture_of(AutoConfig.from_pretrained(target)) or AutoModelForCausalLM
-    found = _logits(reader.from_pretrained(target, dtype=torch.bfloat16), rows)
-    kl = difference = tokens = 0.0
+    found = _logits(reader.from_pretrained(target, dtype=dtype), pieces)
+    kl = difference = 0.0
     for reference, logits in zip(expected, found, strict=True):
-        log_p, log_q = reference.log_softmax(-1), logits.log_softmax(-1)
+        log_p, log_q = reference.float().log_softmax(-1), logits.float().log_softmax(-1)
         kl += float((log_p.exp() * (log_p - log_q)).sum())
-        difference = max(difference, float((reference - logits).abs().max()))
-        tokens += len(logits)
+        difference = max(difference, float((reference.float() - logits.float()).abs().max()))
+    tokens = sum(map(len, expected))
     return {"kl": kl / tokens, "max_logit_difference": difference, "proof_tokens": tokens}
 
 
-def _logits(model: PreTrainedModel, rows: list[Tensor]) -> list[Tensor]:
-    return [model(input_ids=row, use_cache=False).logits[0].float() for row in rows]
+def _logits(model: PreTrainedModel, pieces: list[Tensor]) -> list[Tensor]:
+    return [model(input_ids=piece, use_cache=False).logits[0] for piece in pieces]
 
 
-def _fake_quantized(latents: Latents) -> Iterator[tuple[str, Tensor]]:
-    """Yield what the trainer's last forward computed with, in BF16."""
+def _fake_quantized(latents: Latents, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yield what the trainer's last forward computed with, in ``dtype``."""
     yield from passthrough_tensors(latents.student)
     for module in latents.trained:
         original = latents.original(module, codes=False)
         latent = latents.latent(module, original).float()
-        yield f"{module}.weight", fake_quantize(latent, original.scales, original.bits).to(torch.bfloat16)
+        yield f"{module}.weight", fake_quantize(latent, original.scales, original.bits).to(dtype)

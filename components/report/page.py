@@ -120,6 +120,10 @@ def training(tasks: Tasks) -> list[dict[str, Any]]:
                 }
             )
             rows.append({"what": f"{task.name}: share of codes changed", "value": number(task.get("codes_changed"))})
+        if task.stage == "pack":
+            told = [number(task.get(metric)) for metric in ("kl", "proof_tokens", "max_logit_difference")]
+            said = "{} on {} held-out tokens; largest difference of a logit {}".format(*told)
+            rows.append({"what": f"{task.name}: KL of what is served to what was trained", "value": said})
         if task.stage == "drafter":
             for kind, value in (task.get("accept_length") or {}).items():
                 rows.append(

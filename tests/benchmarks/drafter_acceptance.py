@@ -155,8 +155,10 @@ def plan(size: Size, model: Path, store: str) -> dict[str, Step]:
     steps_apart = {"evaluate_every": NEVER, "checkpoint_every": NEVER}
     pair = {"teacher": teacher, "student": student, "sequences": sequences}
     qad = add("qad", "qad", {**size.qad, **steps_apart, "processes": 1}, **pair)
-    select = add("select", "select", {"dtype": size.qad.get("dtype", "bfloat16")}, qad=qad, **pair)
-    target = add("target", "pack", {}, qad=qad, selected=select, student=student, model=teacher)
+    computed = {"dtype": size.qad.get("dtype", "bfloat16")}
+    select = add("select", "select", computed, qad=qad, **pair)
+    chosen = {"qad": qad, "selected": select}
+    target = add("target", "pack", computed, **chosen, student=student, model=teacher, sequences=sequences)
     chats["b"] = add("chats-b", "regen", {**size.regen, "seed": 1}, prompts=asked, model=target)
     for name, arm in ARMS.items():
         config = drafter_config(size, arm)

@@ -44,9 +44,11 @@ def make(stages: qad_quality.Stages, work: Path) -> None:
     for bits in HEADS:
         student = stages.student(bits)
         pair = {"teacher": stages.model, "student": student, "sequences": sequences}
-        trained = stages.run("qad", {**QAD, "dtype": stages.size.qad.get("dtype", "bfloat16")}, **pair)
-        chosen = stages.run("select", {"dtype": stages.size.qad.get("dtype", "bfloat16")}, qad=trained, **pair)
-        packed = stages.run("pack", {}, qad=trained, selected=chosen, student=student, model=stages.model)
+        computed = {"dtype": stages.size.qad.get("dtype", "bfloat16")}
+        trained = stages.run("qad", QAD | computed, **pair)
+        chosen = stages.run("select", computed, qad=trained, **pair)
+        given = {"student": student, "model": stages.model, "sequences": sequences}
+        packed = stages.run("pack", computed, qad=trained, selected=chosen, **given)
         (work / f"int{bits}").unlink(missing_ok=True)
         (work / f"int{bits}").symlink_to(packed.path)
     if not (work / "draft").exists():

@@ -38,14 +38,14 @@ VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2
 KINDS = ("llama", "qwen3", "qwen3_5", "qwen3_5_multimodal")
 
 
-def build(kind: str, folder: Path) -> Path:
-    """Save a random BF16 model; llama has its own output head, the others tie it."""
+def build(kind: str, folder: Path, **shape: int) -> Path:
+    """Save a random BF16 model; llama has its own output head, the others tie it; qwen3 may have another shape."""
     torch.manual_seed(0)
     model: PreTrainedModel
     if kind == "llama":
         model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False))
     elif kind == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True))
+        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE | shape, tie_word_embeddings=True))
     elif kind == "qwen3_5":
         model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**HYBRID))
     else:

@@ -12,7 +12,7 @@ from components.checkpoint.grid import pack_codes, pack_latents, unpack_codes
 from components.checkpoint.quantize import dequantize, fake_quantize, integer_codes
 
 BITS = st.sampled_from([4, 8])
-SHAPES = {"rows": st.integers(1, 9), "groups": st.integers(1, 5), "size": st.sampled_from([1, 2, 8, 32, 33])}
+SHAPES = {"rows": st.integers(1, 9), "groups": st.integers(1, 5), "size": st.sampled_from([1, 2, 8, 32, 33, 64, 128])}
 
 
 def sample(rows: int, groups: int, size: int, seed: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

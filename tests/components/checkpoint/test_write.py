@@ -63,7 +63,9 @@ def test_shards_and_index_above_the_limit(llama: Path, tmp_path: Path):
 
 
 @settings(deadline=None, max_examples=25)
-@given(rows=st.integers(1, 20), groups=st.integers(1, 4), size=st.sampled_from([8, 32, 64]), seed=st.integers(0, 999))
+@given(
+    rows=st.integers(1, 20), groups=st.integers(1, 4), size=st.sampled_from([8, 32, 64, 128]), seed=st.integers(0, 999)
+)
 def test_any_codes_come_back(rows: int, groups: int, size: int, seed: int, tmp_path_factory: pytest.TempPathFactory):
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(-8, 8, (rows, groups * size), generator=generator, dtype=torch.int8)

@@ -2,6 +2,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,20 +19,24 @@ from components.contract.context import Input, Inputs, Output
 from components.contract.errors import UserError
 from components.contract.log import Log
 from components.pack.latents import Latents
-from components.pack.proof import logit_difference, prove_tensors
+from components.pack.proof import held_out_pieces, logit_difference, prove_tensors
 from components.pack.stage import Config, run
 from components.pack.target import write_target
+from components.sequences.reader import read_index
 from components.store.artifact import commit
 from components.store.backend import Store
 from components.store.work import Work
+from tests.components.qad.conftest import random_sequences
 from tests.components.tiny_models import build
 
+GROUPS = {"qwen3": 128, "qwen3_5_multimodal": 64}
+SHAPES = {"qwen3": {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}, "qwen3_5_multimodal": {}}
 MTP = "mtp.layers.0.mlp.up_proj"
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3_5_multimodal"])
 def model(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = build(request.param, tmp_path_factory.mktemp("model") / request.param)
+    folder = build(request.param, tmp_path_factory.mktemp("model") / request.param, **SHAPES[request.param])
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(tiny_model / name, folder)
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
@@ -46,9 +51,9 @@ def student(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     dense = ("lm_head", "in_proj_a", "in_proj_b", "embed_tokens")
     names = [n.removesuffix(".weight") for n in tensors if len(tensors.shape(n)) == 2 and "visual" not in n]
     names = [n for n in names if n.rpartition(".")[2] not in dense]
-    modules = {name: grid_of(tensors[f"{name}.weight"]) for name in names}
+    modules = {name: grid_of(tensors[f"{name}.weight"], GROUPS[model.name]) for name in names}
     if "multimodal" in model.name:
-        modules[MTP] = grid_of(torch.randn(64, 64).bfloat16())
+        modules[MTP] = grid_of(torch.randn(64, 64).bfloat16(), GROUPS[model.name])
     others = {n: t * 1.5 if "norm" in n else t for n, t in passthrough_tensors(tensors) if n[:-7] not in modules}
     ignore = unquantized(model, tensors, modules)
     config = read_config(model)
@@ -58,9 +63,9 @@ def student(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def grid_of(weight: torch.Tensor) -> Quantized:
-    scales = (weight.float().unflatten(1, (-1, 32)).abs().amax(-1) / 7.5).bfloat16()
-    return Quantized(integer_codes(weight, scales), scales, 32)
+def grid_of(weight: torch.Tensor, group: int) -> Quantized:
+    scales = (weight.float().unflatten(1, (-1, group)).abs().amax(-1) / 7.5).bfloat16()
+    return Quantized(integer_codes(weight, scales), scales, group)
 
 
 def train(student: Path, folder: Path, noise: float, dtype: torch.dtype = torch.bfloat16) -> Path:
@@ -71,7 +76,7 @@ def train(student: Path, folder: Path, noise: float, dtype: torch.dtype = torch.
         if name == MTP:
             continue
         latents = dequantize(quantized.codes, quantized.scales, torch.float32)
-        step = quantized.scales.float().repeat_interleave(32, 1)
+        step = quantized.scales.float().repeat_interleave(quantized.group_size, 1)
         latents += noise * step * torch.randn(latents.shape, generator=generator)
         tensors |= {f"{name}.weight": latents.to(dtype), f"{name}.weight_scale": quantized.scales}
     folder.mkdir()
@@ -92,16 +97,19 @@ def chosen(latents: Path, tmp_path: Path, of: str = "0") -> dict[str, list[Input
     return {"qad": [Input(trained.uri)], "selected": [Input(choice.uri)]}
 
 
-def pack(latents: Path, student: Path, model: Path, tmp_path: Path, of: str = "0") -> tuple[Path, dict]:
+def pack(
+    latents: Path, student: Path, model: Path, tmp_path: Path, of: str = "0", vocabulary: int = 320, **settings: object
+) -> tuple[Path, dict]:
     bound = chosen(latents, tmp_path, of)
-    for port, folder in {"student": student, "model": model}.items():
+    for name in ("out", "scratch", "sequences"):
+        (tmp_path / name).mkdir()
+    sequences = random_sequences(tmp_path / "sequences", vocabulary)
+    for port, folder in {"student": student, "model": model, "sequences": sequences}.items():
         bound[port] = [Input(str(folder))]
         bound[port][0].__dict__["path"] = folder
-    (tmp_path / "out").mkdir()
-    (tmp_path / "scratch").mkdir()
     work = Work(Store(str(tmp_path / "store")), "_work")
     output = Output(tmp_path / "out", tmp_path / "scratch", work, Log("pack"))
-    return output.path, run(Config(), Inputs(bound), output)
+    return output.path, run(Config(**settings), Inputs(bound), output)
 
 
 @pytest.fixture(autouse=True)
@@ -120,14 +128,14 @@ def test_an_untouched_checkpoint_comes_back_bit_for_bit(student: Path, model: Pa
 
 def test_trained_codes_are_served_and_everything_else_is_the_students(student: Path, model: Path, tmp_path: Path):
     selected = train(student, tmp_path / "s", 0.4)
-    folder, metrics = pack(selected, student, model, tmp_path)
+    folder, metrics = pack(selected, student, model, tmp_path, proof_tokens=100)
     latents, before, after = load_file(selected / "latents.safetensors"), read_grid(student), read_grid(folder)
     assert set(before) == set(after)
     changed = total = 0
     for name, quantized in after.items():
         assert torch.equal(quantized.scales, before[name].scales)
         if name != MTP:
-            wide = quantized.scales.float().repeat_interleave(32, 1)
+            wide = quantized.scales.float().repeat_interleave(quantized.group_size, 1)
             assert torch.equal(
                 quantized.codes.float(), (latents[f"{name}.weight"].float() / wide).round().clamp(-8, 7)
             )
@@ -135,7 +143,7 @@ def test_trained_codes_are_served_and_everything_else_is_the_students(student: P
         total += quantized.codes.numel()
     assert metrics["codes_changed"] == pytest.approx(changed / total, rel=1e-6)
     assert 0.1 < metrics["codes_changed"] < 0.4
-    assert metrics["kl"] == 0
+    assert (metrics["kl"], metrics["max_logit_difference"], metrics["proof_tokens"]) == (0, 0, 128)
     assert metrics["carried"] == (MTP in before)
     source, written = Tensors(student), Tensors(folder)
     for name, tensor in passthrough_tensors(source):
@@ -183,7 +191,7 @@ def drop(tensors: dict, name: str) -> None:
 
 
 def nudge(tensors: dict, name: str) -> None:
-    tensors[f"{name}.weight_scale"][5, 1] *= 1.01
+    tensors[f"{name}.weight_scale"][5, -1] *= 1.01
 
 
 def spoil(tensors: dict, name: str) -> None:
@@ -264,13 +272,40 @@ def test_the_proof_finds_a_module_that_is_not_quantised(target: tuple[Path, Late
         prove_tensors(Tensors(folder), latents, Log("pack"))
 
 
-def test_logits_part_when_the_target_is_another_model(target: tuple[Path, Latents], student: Path, model: Path):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_part_when_the_target_is_another_model(
+    target: tuple[Path, Latents], student: Path, tmp_path: Path, dtype: torch.dtype
+):
     folder, latents = target
-    same = logit_difference(folder, latents)
-    assert same["kl"] == 0
-    assert same["proof_tokens"] > 100
-    other = logit_difference(student, latents)
+    pieces = held_out_pieces(random_sequences(tmp_path, 320), 1000, 0)
+    same = logit_difference(folder, latents, pieces, dtype)
+    assert same["proof_tokens"] == sum(piece.numel() for piece in pieces) > 200
+    assert (same["kl"], same["max_logit_difference"]) == (0, 0)
+    other = logit_difference(student, latents, pieces, dtype)
     assert other["kl"] > Config().max_kl
+    models = (load_model(one, dtype) for one in (folder, student))
+    with torch.inference_mode():
+        p, q = (torch.cat([model(piece).logits[0].double() for piece in pieces]).log_softmax(-1) for model in models)
+    assert other["kl"] == pytest.approx(float((p.exp() * (p - q)).sum() / len(p)), rel=1e-3)
+
+
+def test_logits_are_compared_on_held_out_tokens_drawn_by_the_seed(tmp_path: Path):
+    sequences = random_sequences(tmp_path, 320)
+    size, val = read_index(sequences)["splits"]["val"]["tokens"], np.fromfile(sequences / "val.bin", "<i4")
+    assert 256 < size < len(val)
+    pieces = held_out_pieces(sequences, 10**6, 0)
+    assert [piece.shape for piece in pieces] == [(1, min(128, size - start)) for start in range(0, size, 128)]
+    assert np.array_equal(torch.cat(pieces, 1)[0], val[:size])
+    assert len(held_out_pieces(sequences, 129, 0)) == 2
+    drawn = [held_out_pieces(sequences, 1, seed)[0] for seed in range(20)]
+    assert all(any(torch.equal(one, piece) for piece in pieces) for one in drawn)
+    assert len({tuple(one[0].tolist()) for one in drawn}) > 1
+    assert all(torch.equal(one, held_out_pieces(sequences, 1, seed)[0]) for seed, one in enumerate(drawn))
+
+
+def test_sequences_of_another_vocabulary_are_refused(latents: Path, student: Path, model: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="sequences of a vocabulary of 321, models of 320"):
+        pack(latents, student, model, tmp_path, vocabulary=321)
 
 
 def test_a_target_whose_answers_would_not_end_is_refused(latents: Path, student: Path, model: Path, tmp_path: Path):

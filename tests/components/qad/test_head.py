@@ -104,7 +104,7 @@ def test_the_trained_head_is_what_the_packed_target_has(place, start, tiny_model
     before = Student.open(start, torch.float32)
     assert (integer_codes(weight, scales, bits) != before.start["lm_head"]).any()
     packed = place.output("pack")
-    bound = place.bind(qad=output.path, student=start, model=tiny_model)
+    bound = place.bind(qad=output.path, student=start, model=tiny_model, sequences=tiny_sequences)
     choice = place.output("select").path
     (choice / "scores.json").write_text(json.dumps({"chosen": 4, "qad": bound["qad"].digest}))
     metrics = pack.run(pack.Config(), Inputs(bound.bound | place.bind(selected=choice).bound), packed)

@@ -46,6 +46,7 @@ def tasks(tmp_path, monkeypatch):
             inputs={"teacher": [model.uri], "tasks": [f"s3://b/_files/{'a' * 64}/mmlu_pro_validation.jsonl"]},
             curve=[{"step": 0, "kl": 0.5, "loss": 0.6}, {"step": 5, "kl": 0.25, "loss": 0.3}],
         ),
+        "pack": put(store, tmp_path, "pack", "0", {"kl": 2.5e-6, "max_logit_difference": 0.125, "proof_tokens": 512}),
         "drafter_1": put(
             store,
             tmp_path,
@@ -122,6 +123,7 @@ def test_the_page_carries_every_figure_and_needs_nothing_else(tasks):
     for figure in (
         "1.4 [1.2, 1.6], n = 24",
         "0.5 → 0.25",
+        "2.5e-06 on 512 held-out tokens; largest difference of a logit 0.125",
         "7 of 8 equal",
         "100 [90, 110], n = 5",
         "(no power)",
