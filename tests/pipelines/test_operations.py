@@ -1,5 +1,6 @@
 """The commands of docs/operations.md exist, with the options that it gives them."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 import typer
 
-from pipelines.cli import app
+from pipelines.cli import SHIPPED, app
+from pipelines.recipe import load_recipe
+from tests.pipelines.planning import OWN
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"^ *```\n(.*?)^ *```$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE | re.DOTALL)
+TEXT = (ROOT / "docs" / "operations.md").read_text()
+BLOCKS = re.findall(r"^ *```\n(.*?)^ *```$", TEXT, re.MULTILINE | re.DOTALL)
 COMMANDS = [line.strip() for block in BLOCKS for line in block.splitlines()]
 
 
@@ -51,3 +55,45 @@ def test_what_is_applied_renders() -> None:
     for folder in folders:
         done = subprocess.run([kubectl, "kustomize", ROOT / folder], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_what_a_run_costs_follows_from_the_recipe_and_the_measurements() -> None:
+    recipe = load_recipe(SHIPPED["qwen3.5-4b-a10g"], OWN["qwen3.5-4b-a10g"])
+    rows = {
+        cells[1].strip("` "): cells
+        for cells in (line.split("|") for line in TEXT.splitlines() if line.startswith("| `"))
+        if "GPU hours" not in cells and len(cells) == 6
+    }
+    qad, sequences = recipe.configs["qad"], recipe.configs["sequences"]
+    tokens = {"qad": qad.steps * qad.batch * sequences.sequence_length}
+    for number, prompts in (("1", "prompts_a"), ("2", "prompts_b")):
+        drafter = recipe.configs[f"drafter_{number}"]
+        tokens[f"drafter_{number}"] = drafter.epochs * recipe.configs[prompts].count * drafter.max_length
+    speeds = {
+        "qad": measured("qad-memory", "chunked"),
+        "drafter_1": measured("drafter-memory", "micro1"),
+        "drafter_2": measured("drafter-memory", "micro1"),
+    }
+    for task, count in tokens.items():
+        hours = count / speeds[task] / 3600
+        assert f"{round(hours)}" in re.findall(r"\d+", rows[task][4]), task
+    two = tokens["qad"] / measured("scale-two-gpus", "qad-2") / 3600
+    assert re.findall(r"\d+", rows["qad` on two H200"][4]) == [str(round(2 * two)), str(round(two))]
+    for task in ("qad", "drafter_1"):
+        assert f"{round(speeds[task]):,}" in rows[task][3]
+
+
+def measured(study: str, variant: str) -> float:
+    """Return the tokens a second that a study has for a variant."""
+    rows = json.loads((ROOT / "docs" / "results" / f"{study}.json").read_text())["rows"]
+    found = [one["value"] for one in rows if (one["variant"], one["metric"]) == (variant, "tokens_per_second")]
+    assert len(found) == 1
+    return float(found[0])
+
+
+def test_the_recipe_takes_the_nodes_that_are_shown() -> None:
+    shown = {line.partition("--set ")[2].strip("'") for line in COMMANDS if "nodes:" in line}
+    assert shown
+    for override in shown:
+        recipe = load_recipe(SHIPPED["qwen3.5-4b-a10g"], [*OWN["qwen3.5-4b-a10g"], override])
+        assert recipe.cluster.placement("qad", "train").nodes == 2

@@ -1,0 +1,26 @@
+"""What docs/operations.md says of the images' sizes."""
+
+import re
+
+import pytest
+
+from tests.images.sizes import ROOT, sizes
+
+TEXT = (ROOT / "docs" / "operations.md").read_text()
+TABLE = re.findall(r"^ +\| `(\w+)` \| (\d+) MB \| (\d+) MB \| (.+) \|$", TEXT, re.MULTILINE)
+
+
+def test_every_role_has_a_budget() -> None:
+    assert [row[0] for row in TABLE] == ["core", "train", "vllm"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("role", "told", "budget", "largest"), TABLE, ids=[row[0] for row in TABLE])
+def test_an_image_s_packages_are_within_budget_and_as_told(role: str, told: str, budget: str, largest: str) -> None:
+    """Ten per cent are for what a machine's own wheels differ by."""
+    found = sizes(role)
+    total = sum(found.values()) / 1e6
+    assert total <= int(budget)
+    assert total == pytest.approx(int(told), rel=0.1)
+    for name, size in (one.rsplit(" ", 1) for one in largest.split(", ")):
+        assert found[name] / 1e6 == pytest.approx(int(size), rel=0.1)
