@@ -1,10 +1,13 @@
 """The recipe's one ``template`` section, and the one way to turn a conversation into prompt token ids."""
 
+import re
 from typing import Any
 
 from pydantic import Field
 
 from components.contract.digest import StageConfig
+
+_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*\Z")
 
 
 class Template(StageConfig):
@@ -26,16 +29,20 @@ def render_answered(
     """Return the prompt's text and the answer's of each conversation; all end on an assistant turn.
 
     An answer ends with the end-of-text token where the template writes one; what follows that token belongs to no
-    answer. Raises :class:`ValueError` when a template does not render an answer as its prompt's continuation.
+    answer. Raises :class:`ValueError` when a template does not render an answer as its prompt's continuation, but for
+    the empty thought that a prompt may end on and that the template leaves out of an answer without one.
     """
     prompts = render(tokenizer, [turns[:-1] for turns in conversations], template)
     wholes = tokenizer.apply_chat_template(conversations, tokenize=False, enable_thinking=template.thinking)
     rendered = []
     for turns, prompt, whole in zip(conversations, prompts, wholes, strict=True):
-        if turns[-1]["role"] != "assistant" or not whole.startswith(prompt):
+        start = prompt if whole.startswith(prompt) else _EMPTY_THOUGHT.sub("", prompt)
+        answer = whole.removeprefix(start)
+        is_thought_again = start != prompt and answer.startswith("<think>")
+        if turns[-1]["role"] != "assistant" or not whole.startswith(start) or is_thought_again:
             raise ValueError(f"its last turn is not rendered as the prompt's answer (thinking: {template.thinking})")
-        text, end, _ = whole[len(prompt) :].rpartition(tokenizer.eos_token)
-        rendered.append((prompt, text + end if end else whole[len(prompt) :]))
+        text, end, _ = answer.rpartition(tokenizer.eos_token)
+        rendered.append((prompt, text + end if end else answer))
     return rendered
 
 

@@ -2,14 +2,19 @@ import pytest
 
 from components.chats.template import Template, prompt_token_ids
 from components.contract.errors import UserError
-from components.model.testbed import build_tokenizer
+from components.model.testbed import TEMPLATE, build_tokenizer
 from components.sequences import encode
 from components.sequences.encode import with_token_ids
 
+# As in Qwen3.5: an answer without a thought has no empty one, which the prompt of thinking: false has.
+LEAVES_OUT = TEMPLATE.replace("and loop.last", "and loop.last and message['reasoning_content']")
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer(512, 0)
+
+@pytest.fixture(scope="module", params=[TEMPLATE, LEAVES_OUT], ids=["testbed", "leaves out"])
+def tokenizer(request: pytest.FixtureRequest):
+    made = build_tokenizer(512, 0)
+    made.chat_template = request.param
+    return made
 
 
 def chat(number: int, **answer: str) -> dict:
