@@ -374,3 +374,34 @@ def test_a_store_may_lie_below_a_folder_that_is_called_files(probe: Probe, tmp_p
         assert probe.run(first.argv).returncode == 0
         digests.add(probe.invocation(store, {"before": [first.uri]}).digest)
     assert len(digests) == 2
+
+
+@pytest.mark.slow
+def test_another_rank_of_torchrun_takes_part_and_commits_nothing(
+    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It ends by itself once rank 0 has committed, or found that committed: it may be waiting for rank 0 to begin."""
+    store = Store(str(tmp_path / "store"))
+    call = probe.invocation(store, hold=True, steps=1)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "1")
+    rank = probe.start(call.argv)
+    wait_for(probe.trace)
+    assert store.keys("_work/probe") == [f"_work/probe/{call.digest}/parts/0"]
+    assert store.keys("probe") == []
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "text.txt").touch()
+    commit(store, "probe", call.digest, tmp_path / "out", {"metrics": {}})
+    _, said = rank.communicate(timeout=60)
+    assert (rank.returncode, said) == (0, said.splitlines()[0] + "\n"), said  # its progress, and nothing else
+    assert probe.run(call.argv).returncode == 0
+
+
+@pytest.mark.parametrize(("error", "codes"), [("UserError", "2\n"), ("", "")])
+def test_a_process_that_fails_adds_its_code_where_it_is_told(
+    error: str, codes: str, probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("QDFLASH_EXIT_CODES", str(tmp_path / "codes"))
+    (tmp_path / "codes").touch()
+    probe.run(probe.invocation(Store(str(tmp_path / "store")), fail=error, steps=0).argv)
+    assert (tmp_path / "codes").read_text() == codes
