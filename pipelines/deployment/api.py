@@ -33,7 +33,7 @@ class Namespace:
             with contextlib.redirect_stdout(None):
                 kubernetes.config.load_config()
         except kubernetes.config.ConfigException as error:
-            raise UserError(f"kubeconfig: {error}; set KUBECONFIG, or see kubectl config") from error
+            raise UserError(f"kubeconfig: none that works ({error}); set KUBECONFIG, or see kubectl config") from error
         self.name = name
         self._client = kubernetes.client.ApiClient()
         self.plural = cache(self._plural)

@@ -7,6 +7,7 @@ from tests.kubernetes_api.refusal import Refused
 from tests.kubernetes_api.resources import RESOURCES
 
 Rights = set[tuple[str, str, str]] | None
+VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -26,6 +27,12 @@ def discovered(path: str, installed: set[str]) -> dict[str, Any] | None:
     """Return the version, or the kinds of a group; None for another path."""
     if path == "/version":
         return {"major": "1", "minor": "33", "gitVersion": "v1.33.0-fake"}
+    if path == "/api":
+        return {"kind": "APIVersions", "versions": ["v1"]}
+    if path == "/apis":
+        versions = dict.fromkeys((one.group, one.version) for one in RESOURCES if one.group and one.group in installed)
+        groups = [_group(group, [version for of, version in versions if of == group]) for group, _ in versions]
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
     match = re.fullmatch(r"/apis/([^/]+)/([^/]+)|/api/(v1)", path)
     if match is None:
         return None
@@ -33,6 +40,11 @@ def discovered(path: str, installed: set[str]) -> dict[str, Any] | None:
     found = [one for one in RESOURCES if (one.group, one.version) == (group, version) and group in installed]
     if not found:
         raise Refused(404, "the server could not find the requested resource")
-    kinds = [{"name": one.plural, "kind": one.kind, "namespaced": one.namespaced, "verbs": []} for one in found]
+    kinds = [{"name": one.plural, "kind": one.kind, "namespaced": one.namespaced, "verbs": VERBS} for one in found]
     group_version = found[0].api_version
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": kinds}
+
+
+def _group(name: str, versions: list[str]) -> dict[str, Any]:
+    found = [{"groupVersion": f"{name}/{one}", "version": one} for one in versions]
+    return {"name": name, "versions": found, "preferredVersion": found[-1]}

@@ -2,9 +2,12 @@
 
 import contextlib
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,6 +263,38 @@ def test_watch(api: Api, core: client.CoreV1Api) -> None:
         list(
             watch.Watch().stream(core.list_namespaced_config_map, NAMESPACE, resource_version=since, timeout_seconds=1)
         )
+
+
+def test_kubectl_finds_its_way(api: Api, tmp_path: Path) -> None:
+    """Another client than Python's, which looks every kind up before it asks for one."""
+    api.state.rights[""] = ("anonymous", None)  # kubectl sends no token without TLS
+    (tmp_path / "kubeconfig").write_text(api.kubeconfig())
+    (tmp_path / "one.json").write_text(json.dumps(config(data={"a": "1"})))
+    (tmp_path / "two.json").write_text(json.dumps(config(data={"a": "2"})))
+
+    def kubectl(*words: str, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        argv = [
+            Path(sys.executable).with_name("kubectl"),
+            "--kubeconfig=kubeconfig",
+            f"--cache-dir={cwd}/cache",
+            *words,
+        ]
+        return subprocess.run(argv, capture_output=True, text=True, cwd=cwd)
+
+    apply = ("apply", "--server-side", "--validate=false", "-f")
+    assert kubectl(*apply, "one.json").stdout == "configmap/one serverside-applied\n"
+    clash = kubectl(*apply, "two.json", "--field-manager=another")
+    assert clash.returncode == 1
+    assert 'conflict with "kubectl": .data.a' in clash.stderr
+    assert kubectl(*apply, "two.json", "--field-manager=another", "--force-conflicts").returncode == 0
+    found = json.loads(kubectl("get", "configmap/one", "--output=json", "--show-managed-fields").stdout)
+    owners = {one["manager"]: one["fieldsV1"] for one in found["metadata"]["managedFields"]}
+    assert found["data"] == {"a": "2"}
+    assert owners == {"another": {"f:data": {"f:a": {}}}}
+    assert kubectl("get", "trainjobs").stderr.strip() == "No resources found in qdflash namespace."
+    assert kubectl("wait", "--for=delete", "configmap/one", "--timeout=0.1s").returncode == 1
+    assert kubectl("delete", "configmap/one").stdout.startswith('configmap "one" deleted')
+    assert "NotFound" in kubectl("get", "configmap/one").stderr
 
 
 def test_tokens_and_rights(api: Api) -> None:

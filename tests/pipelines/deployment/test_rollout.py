@@ -1,6 +1,7 @@
 """Deploying against the fake of the Kubernetes API: what is put into service, what is put back, and what is said."""
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from pipelines.deployment import lock, rollout
 from pipelines.deployment.api import Namespace
 from pipelines.deployment.evidence import Evidence
 from pipelines.deployment.record import Record
-from tests.kubernetes_api.controllers import playing
+from tests.kubernetes_api.controllers import Object, World, playing
 from tests.kubernetes_api.server import Api
 from tests.kubernetes_api.servers import serves, unready, waiting
 from tests.pipelines.deployment.vllm_stand_in import Server
@@ -197,21 +198,23 @@ def test_what_cannot_become_ready_is_explained_and_taken_away(
     ids=["evicted", "unschedulable", "pull", "secret"],
 )
 def test_what_may_mend_itself_is_waited_for(
-    api: Api,
-    namespace: Namespace,
-    first: Evidence,
-    vllm: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    status: Any,
-    line: str,
+    api: Api, namespace: Namespace, first: Evidence, status: Any, line: str
 ) -> None:
-    monkeypatch.setattr(rollout, "SLACK_SECONDS", -1199.5)
+    def until_said(text: str) -> None:
+        if line in text and not text.startswith("failed"):
+            raise TransientError("this is how long the test waits")
+
     with (
         playing(api, {"InferenceService": unready(status)}),
-        pytest.raises(TransientError, match="not ready after 0 min"),
+        pytest.raises(TransientError, match="how long the test waits; taken away"),
     ):
-        rollout.deploy(namespace, "pair", first, [], False, said := Said())
-    assert line in " ".join(said)
+        rollout.deploy(namespace, "pair", first, [], False, until_said)
+
+
+def test_waiting_ends(api: Api, namespace: Namespace, first: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "SLACK_SECONDS", -1200.0)  # startupMinutes is 20
+    with pytest.raises(TransientError, match="not ready after 0 minutes: InferenceService pair: starting; taken away"):
+        deploy(namespace, first)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +267,12 @@ def test_of_two_deploys_one_wins(
         except StageError as error:
             ended.append(error)
 
-    with playing(api, {"InferenceService": serves(vllm.address, steps=10)}):
+    def once_one_has_lost(world: World, one: Object) -> Iterator[float]:
+        while not ended:
+            yield 0.05
+        yield from serves(vllm.address)(world, one)
+
+    with playing(api, {"InferenceService": once_one_has_lost}):
         threads = [threading.Thread(target=run) for _ in range(2)]
         for thread in threads:
             thread.start()
