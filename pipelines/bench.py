@@ -13,9 +13,10 @@ import typer
 
 from components.chats.template import Template
 from components.contract.errors import GateError, UserError
-from components.measure.job import RESULT, Job, Kind, Sampled
+from components.measure import published
+from components.measure.job import RESULT, Job, Kind
 from components.measure.quality import SUITES
-from components.measure.stage import REGIMES, Answers, Config, Quality, Regime
+from components.measure.stage import REGIMES, Answers, Config, Quality, Regime, Sampled
 from components.serving.profiles import Profile
 from pipelines import bench_tables, guard, prefetch
 from pipelines.artifacts import as_json
@@ -24,6 +25,7 @@ from pipelines.interpreters import environment, interpreter
 
 app = typer.Typer(no_args_is_help=True, help="Measure any OpenAI-compatible server. Its key comes from VLLM_API_KEY.")
 
+CONTINUED = 16
 PROMPTS = Path(__file__).with_name("recipes") / "smol" / "prompts.jsonl"
 
 Urls = Annotated[list[str], typer.Argument(help="The server's URL, and that of another to compare it with")]
@@ -66,32 +68,47 @@ def parity(
     config = Config(
         answers=Answers(prompts=count, max_tokens=max_tokens, concurrent_prompts=count, concurrency=concurrency),
         profile=Profile(dtype="float32" if exact else "auto"),
+        sampled=Sampled(prompts=CONTINUED, draws=draws) if draws else Sampled(),
     )
-    sampled = Sampled(draws=draws) if draws else Sampled(prompts=0)
-    more = {"prompts": prompts.absolute(), "long_tokens": long, "sampled": sampled}
+    more = {"prompts": prompts.absolute(), "long_tokens": long}
     result = _measure("parity", config, (urls, model, tokenizer), more, output, as_json)
     if faults := bench_tables.faults(result):
         raise GateError(f"parity does not hold: {'; '.join(faults)}")
 
 
-@app.command(epilog="Example:\n\nqdflash bench acceptance http://127.0.0.1:8000 --count 32")
+@app.command(
+    epilog="Examples:\n\nqdflash bench acceptance http://127.0.0.1:8000 --count 32\n\n"
+    "qdflash bench acceptance http://127.0.0.1:8000 --published"
+)
 def acceptance(
     urls: Urls,
     model: Model = None,
     tokenizer: Tokenizer = None,
     prompts: Prompts = PROMPTS,
-    count: Annotated[int, typer.Option(help="Prompts, spread over their categories", min=1)] = 64,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, tokens", min=2)] = 256,
+    protocol: Annotated[
+        bool,
+        typer.Option("--published", help="GSM8K, HumanEval and LongBench-v2, 64 prompts each, in place of --prompts"),
+    ] = False,
+    data: Data = None,
+    count: Annotated[
+        int | None, typer.Option(help="Prompts, spread over their categories; 64, or all published ones", min=1)
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, tokens", min=2)] = published.MAX_TOKENS,
     thinking: Annotated[bool, typer.Option(help="Render prompts with thinking on")] = False,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
     """How many tokens does a step yield? From vLLM's counters, one request at a time on an idle server."""
+    more = {"prompts": prompts.absolute()}
+    most = 64
+    if protocol:
+        files = prefetch.files(data or prefetch.folder(), ["acceptance"])
+        more, most = {"published": files[0].parent.absolute()}, published.PROMPTS * len(files)
     config = Config(
-        answers=Answers(prompts=count, max_tokens=max_tokens, concurrent_prompts=0),
+        answers=Answers(prompts=count or most, max_tokens=max_tokens, concurrent_prompts=0),
         template=Template(thinking=thinking),
     )
-    _measure("acceptance", config, (urls, model, tokenizer), {"prompts": prompts.absolute()}, output, as_json)
+    _measure("acceptance", config, (urls, model, tokenizer), more, output, as_json)
 
 
 @app.command(epilog="Example:\n\nqdflash bench latency http://127.0.0.1:8000 http://127.0.0.1:8001 --samples 20")
@@ -153,7 +170,7 @@ def quality(
 
 @app.command(name="prefetch", epilog="Example:\n\nqdflash bench prefetch --suite ifeval")
 def prefetch_(suites: Annotated[list[str] | None, _suites(prefetch.SOURCES)] = None, data: Data = None) -> None:
-    """Store the benchmarks' items, and published prompts for acceptance, once, at pinned revisions.
+    """Store the benchmarks' items, and the published acceptance protocol's, once, at pinned revisions.
 
     GPQA is gated: accept its terms at https://huggingface.co/datasets/Idavidrein/gpqa and set HF_TOKEN; its authors
     ask that its questions are not published.

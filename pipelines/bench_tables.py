@@ -1,6 +1,6 @@
 """What ``qdflash bench`` prints: one table a kind of measurement, a row a figure, intervals in brackets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -23,6 +23,10 @@ def show(console: Console, result: Row) -> None:
     for cells in rows(result):
         table.add_row(*map(escape, cells))
     console.print(table)
+    if result["kind"] == "parity" and not result["comparison"]:
+        console.print(
+            "One server, compared with itself. Name a second one, say without a drafter, to compare the two."
+        )
     console.print("In brackets 95 % intervals.", style="dim")
 
 
@@ -32,7 +36,7 @@ def faults(result: Row) -> list[str]:
     for label, compared in _compared(result):
         if not compared["passed"]:
             found.append(f"{label}: {compared['broken']} of {compared['compared']} answers differ, {_first(compared)}")
-    for name, sample in (result["comparison"] or {}).get("sampled", {}).items():
+    for name, sample in _samples(result):
         if not sample["passed"]:
             found.append(f"samples at {name} differ (p = {sample['p']:.2g})")
     return found
@@ -89,7 +93,7 @@ def _parity(result: Row) -> Cells:
     for number, figures in enumerate(result["figures"]):
         for name, one in figures["repeated"].items():
             yield _side(number, f"asked again, {name}"), "", f"{one['equal']} of {one['compared']} the same"
-    for name, one in (result["comparison"] or {}).get("sampled", {}).items():
+    for name, one in _samples(result):
         power = ", ".join(f"{float(share):.0%}: {found:.2f}" for share, found in one["power"].items())
         said = f"p = {one['p']:.3f}; {one['draws']} continuations of {one['tokens']} tokens"
         yield f"samples, {name}", "holds" if one["passed"] else "BROKEN", said
@@ -131,6 +135,11 @@ def _compared(result: Row) -> Iterator[tuple[str, Row]]:
         yield "with the other server", result["comparison"]["greedy"]
     for number, figures in enumerate(result["figures"]):
         yield _side(number, "alone and in company"), figures["alone_and_together"]
+
+
+def _samples(result: Row) -> Iterable[tuple[str, Row]]:
+    """Return every test of sampled continuations with how they were sampled."""
+    return (result["comparison"] or {}).get("sampled", {"tests": {}})["tests"].items()
 
 
 def _side(number: int, text: str) -> str:

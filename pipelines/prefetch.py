@@ -9,11 +9,11 @@ from pathlib import Path
 from components.chats.rows import Row
 from components.contract.digest import file_sha256
 from components.contract.errors import UserError
+from components.measure.published import PROMPTS
 from components.prompts.hub import Hub
 from components.store import cache
 
 RECORD = "sources.json"
-PUBLISHED_PROMPTS = 64
 _PINS = ("revision", "sha256")
 
 
@@ -21,14 +21,14 @@ _PINS = ("revision", "sha256")
 class Source:
     """A data set on the hub at one commit; ``splits`` maps each split to the file it is stored in.
 
-    With a ``question`` the first ``PUBLISHED_PROMPTS`` rows become prompts in this form, not items as they are.
+    ``first`` rows are stored, all where it is None.
     """
 
     id: str
     revision: str
     subset: str | None
     splits: dict[str, str]
-    question: str | None = None
+    first: int | None = None
 
 
 SOURCES = {
@@ -49,22 +49,28 @@ SOURCES = {
             "740312add88f781978c0658806c59bc2815b9866",
             "main",
             {"test": "acceptance/gsm8k.jsonl"},
-            "{question}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
+            PROMPTS,
         ),
         Source(
             "openai/openai_humaneval",
             "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544",
             None,
             {"test": "acceptance/humaneval.jsonl"},
-            "Write a solution to the following problem and make sure that it passes the tests:\n"
-            "```python\n{prompt}\n```",
+            PROMPTS,
+        ),
+        Source(
+            "zai-org/LongBench-v2",
+            "2b48e494f2c7a2f0af81aae178e05c7e1dde0fe9",
+            None,
+            {"train": "acceptance/longbench_v2.jsonl"},
+            PROMPTS,
         ),
     ],
     "gpqa": [
         Source("Idavidrein/gpqa", "633f5ee89ab8ad4522a9f850766b73f62147ffdd", "gpqa_diamond", {"train": "gpqa.jsonl"}),
     ],
 }
-"""What is stored, the gated one last; questions as in the DFlash authors' benchmark."""
+"""What is stored, the gated one last."""
 
 
 def folder() -> Path:
@@ -114,18 +120,7 @@ def _rows(source: Source, split: str) -> list[Row]:
         rows = load_dataset(
             source.id, source.subset, revision=source.revision, split=split, streaming=True, token=None
         )
-        if source.question is None:
-            return list(rows)
-        first = list(rows.take(PUBLISHED_PROMPTS))
-    kind = source.id.split("/")[1]
-    return [
-        {
-            "id": f"{kind}-{number}",
-            "category": kind,
-            "conversations": [{"role": "user", "content": source.question.format(**row)}],
-        }
-        for number, row in enumerate(first)
-    ]
+        return list(rows if source.first is None else rows.take(source.first))
 
 
 def _write(path: Path, text: str) -> None:

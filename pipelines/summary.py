@@ -104,6 +104,7 @@ def _rows(metrics: dict[str, dict[str, Any]]) -> list[tuple[str, list[str]]]:
     speeds = [f"{one['tokens_per_second']:.1f}" if "tokens_per_second" in one else "" for one in metrics.values()]
     rows.append(("tokens/s, one request at a time", speeds))
     rows.append(("parity with the column before", [_parity(one.get("parity")) for one in metrics.values()]))
+    rows.append(("samples like the column before", [_sampled(one.get("sampled")) for one in metrics.values()]))
     return [(title, cells) for title, cells in rows if any(cells)]
 
 
@@ -129,3 +130,11 @@ def _parity(parity: dict[str, Any] | None) -> str:
     return (
         f"{verdict}: {parity['equal']} equal, {parity['ties']} ties, {parity['broken']} broken of {parity['compared']}"
     )
+
+
+def _sampled(sampled: dict[str, Any] | None) -> str:
+    if not sampled:
+        return ""
+    verdict = "holds" if sampled["passed"] else "BROKEN"
+    values = ", ".join(f"{test['p']:.3f}" for test in sampled["tests"].values())
+    return f"{verdict}: p = {values}"

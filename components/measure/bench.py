@@ -18,7 +18,7 @@ from components.chats.template import Template
 from components.contract.context import Input, Inputs, Output
 from components.contract.errors import TRANSIENT, StageError, UserError, one_line
 from components.contract.log import Log
-from components.measure import acceptance, answers, exam, latency, machine, parity, sampling, suites
+from components.measure import acceptance, answers, exam, latency, machine, parity, published, suites
 from components.measure.endpoint import Endpoint, connect
 from components.measure.job import RESULT, Job
 from components.measure.ledger import Ledger
@@ -29,7 +29,6 @@ from components.store.backend import Store
 from components.store.work import Work
 
 NAMES = ("measured", "baseline")
-REPEATED = 4
 
 
 def run(job: Job, folder: Path, scratch: Path) -> Row:
@@ -103,28 +102,25 @@ def _acceptance(job: Job, benches: list[Bench]) -> tuple[list[Row], Row | None]:
 
 def _parity(job: Job, benches: list[Bench]) -> tuple[list[Row], Row | None]:
     config, prompts = benches[0].config, _parity_prompts(job, benches[0])
-    again, short = prompts[:REPEATED], [prompt for prompt in prompts if prompt["category"] != "long"]
-    continued = short[: job.sampled.prompts if len(benches) == 2 else 0]  # a long prompt is read once a continuation
     together = prompts[: config.answers.concurrent_prompts]
-    figures, sides, drawn = [], [], []
+    figures, sides = [], []
     for bench, name in zip(benches, NAMES, strict=False):
-        bench.ledger.expect(len(prompts) + len(together) + 3 * len(again) + len(sampling.SETTINGS) * len(continued))
+        bench.ledger.expect(len(prompts) + len(together) + suites.sampled_items(config, len(prompts)))
         samples = suites.greedy(bench, prompts)
         sides.append(samples)
         alone = [sample for sample in samples if sample["concurrency"] == 1]
         crowd = [{**sample, "concurrency": 1} for sample in samples if sample["concurrency"] > 1]
         compared = parity.compare(crowd, alone, config.profile.dtype == "float32", bench.tokenizer.decode)
-        figures.append({"alone_and_together": compared, "repeated": suites.repeated(bench, again, samples)})
-        if continued:
-            drawn.append(suites.sampled(bench, continued, job.sampled.draws, job.sampled.tokens, name))
+        figures.append({"alone_and_together": compared, "repeated": suites.repeated(bench, prompts, samples)})
+        if config.sampled.prompts and len(benches) == 2:
+            suites.draw_samples(bench, prompts, name)
     if len(benches) == 1:
         return figures, None
     exact, decode = config.profile.dtype == "float32", benches[0].tokenizer.decode
     comparison: Row = {"greedy": parity.compare(sides[0], sides[1], exact, decode)}
-    if continued:
-        comparison["sampled"] = {
-            name: sampling.compare(drawn[0][name], drawn[1][name], config.seed) for name in sampling.SETTINGS
-        }
+    if config.sampled.prompts:
+        here, there = (bench.output.path for bench in benches)
+        comparison["sampled"] = suites.compare_samples(here, there, config.seed)
     return figures, comparison
 
 
@@ -174,12 +170,15 @@ def _texts(job: Job) -> tuple[str, ...]:
 
 
 def _prompts(job: Job, bench: Bench, template: Template) -> list[Row]:
-    assert job.prompts is not None, "the command line gives prompts"
     wanted, longest = bench.config.answers, bench.config.profile.max_model_len
-    rows = [{"id": str(number), "category": "all", **row} for number, row in enumerate(read_rows(job.prompts))]
+    if job.published is not None:
+        rows = published.rows(job.published, bench.tokenizer)
+    else:
+        assert job.prompts is not None, "the command line gives prompts"
+        rows = [{"id": str(number), "category": "all", **row} for number, row in enumerate(read_rows(job.prompts))]
     if any("conversations" not in row for row in rows):
         raise UserError(f"{job.prompts}: a row has no conversations; rows are {{id, category, conversations}}")
-    return answers.select(
+    chosen = answers.select(
         rows,
         bench.tokenizer,
         template,
@@ -187,6 +186,12 @@ def _prompts(job: Job, bench: Bench, template: Template) -> list[Row]:
         seed=bench.config.seed,
         longest=None if longest is None else longest - wanted.max_tokens,
     )
+    if job.published is not None and len(chosen) < (asked := min(wanted.prompts, len(rows))):
+        raise UserError(
+            f"{len(chosen)} of {asked} published prompts and {wanted.max_tokens} tokens fit into the server's "
+            f"{longest}; serve it with a longer max_model_len, about 10,000"
+        )
+    return chosen
 
 
 def _parity_prompts(job: Job, bench: Bench) -> list[Row]:

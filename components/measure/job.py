@@ -13,14 +13,6 @@ RESULT = "result.json"
 Kind = Literal["parity", "acceptance", "latency", "quality"]
 
 
-class Sampled(StageConfig):
-    """Continuations for the test that two servers sample alike."""
-
-    prompts: int = Field(16, description="Prompts continued; 0: no test", ge=0)
-    draws: int = Field(64, description="Continuations of each prompt, a server and a way to sample", ge=2)
-    tokens: int = Field(8, description="Tokens of a continuation", ge=2)
-
-
 class Job(StageConfig):
     """A measurement: whose, with which of the measure stage's settings, and where its inputs lie."""
 
@@ -33,7 +25,7 @@ class Job(StageConfig):
     invocations: bool = Field(False, description="Ask through /invocations")
     tokenizer: Path | None = Field(None, description="Folder of the model's tokenizer; None: the server's /tokenize")
     prompts: Path | None = Field(None, description="JSONL of {id, category, conversations}")
+    published: Path | None = Field(None, description="Folder of the published acceptance protocol's data sets")
     texts: Path | None = Field(None, description="JSONL of {context} or {text} for latency; None: generated")
     tasks: tuple[Path, ...] = Field((), description="Quality task files, as the stage's tasks input")
     long_tokens: int = Field(2048, description="Length of parity's long prompts", ge=1)
-    sampled: Sampled = Field(Sampled(), description="Parity's test of samples")

@@ -13,10 +13,9 @@ import numpy as np
 
 from components.contract.errors import StageError, UserError
 from components.measure.intervals import median_interval, percentiles, resampled
+from components.measure.texts import first_tokens
 from components.serving.client import Client
 
-MOST_CHARACTERS = 16
-"""Characters of a text that are encoded for each token wanted; a token of prose has four or five."""
 _SUBJECTS = "the baker|a young engineer|my neighbour|the river|an old lighthouse|the committee|a curious cat|the train"
 _VERBS = "describes|repairs|remembers|follows|measures|carries|forgets|paints|questions|crosses|studies|collects"
 _OBJECTS = "a broken clock|the northern road|seven letters|a bowl of plums|the last proof|a map of the coast|the choir"
@@ -43,7 +42,7 @@ def slices(tokenizer: Any, texts: Iterable[str], count: int, wanted: int) -> lis
     """
     found: list[list[int]] = []
     for text in texts:
-        ids = tokenizer(text[: MOST_CHARACTERS * count], add_special_tokens=False)["input_ids"][:count]
+        ids = first_tokens(tokenizer, text, count)
         if len(ids) == count and ids not in found:
             found.append(ids)
         if len(found) == wanted:

@@ -6,6 +6,9 @@ Metrics (all figures with ``n`` and a 95 % interval ``low``/``high``; a suite th
 - ``tokens_per_second``: generated tokens per wall-clock second over the serial greedy answers (batch 1)
 - ``parity`` {compared, equal, ties, broken, exact, passed, logprobs {compared, mean_gap, max_gap [nats]}}: against
   the ``baseline`` input
+- ``sampled`` {passed, tests {way to sample: {p, passed, level, prompts, draws, tokens, power}}}: against the same
+  input's continuations, see ``components/measure/sampling.py``
+- ``repeated`` {greedy, seeded: {compared, equal}}: answers that are the same when asked for again; with ``sampled``
 - ``acceptance_length`` {value, low, high, n, drafts, per_position [share], by_kind {kind: {value, low, high, n,
   drafts}}, bigram {same keys; only with ``chats``}}
 - ``latency`` {regime: {median_ms, low, high, p95_ms, ttft_ms, ttft_p95_ms, per_token_ms, tokens, tokens_per_second, n,
@@ -43,6 +46,7 @@ INPUTS = {
 OUTPUTS = {
     "samples.jsonl": "every greedy answer: ids, the two best candidates per token, text, drafts, seconds",
     "parity.json": "the parity figures, and each first difference in context",
+    "sampled.json": "token ids of every sampled continuation, by way to sample and prompt",
     "acceptance.json": "acceptance figures of the drafter and the bigram drafter, and drafts per prompt",
     "latency.json": "latency figures and every timed request",
     "*/*/*": "with windows: samples.jsonl and acceptance.json by window and length",
@@ -59,6 +63,14 @@ class Answers(StageConfig):
         64, description="How many of them are asked once more, concurrently; for parity", ge=0
     )
     concurrency: int = Field(8, description="Requests in flight in that second round", ge=1)
+
+
+class Sampled(StageConfig):
+    """Continuations at temperature 0.7, top-p 0.8, top-k 20 and at 1: parity tests that they are distributed alike."""
+
+    prompts: int = Field(0, description="Prompts continued, the shortest ones; 0: no test", ge=0)
+    draws: int = Field(64, description="Continuations of each prompt and way to sample", ge=2)
+    tokens: int = Field(8, description="Tokens of a continuation", ge=2)
 
 
 class Regime(StageConfig):
@@ -104,6 +116,7 @@ class Config(StageConfig):
     template: Template = Field(Template(), description="How conversations become tokens")
     seed: int = Field(0, description="Chooses prompts, latency texts and bootstrap resamples")
     answers: Answers = Field(Answers(), description="Greedy answers for parity and acceptance")
+    sampled: Sampled = Field(Sampled(), description="Sampled continuations for parity, and answers asked for again")
     latency: dict[str, Regime] = Field(REGIMES, description="Latency regimes by name; empty: none")
     quality: dict[Literal["mmlu_pro", "ifeval", "gpqa"], Quality] = Field(
         {}, description="Quality suites by name, on the tasks input's files"
@@ -153,6 +166,12 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         metrics["tokens_per_second"] = suites.tokens_per_second(samples)
         if baseline is not None:
             metrics["parity"] = suites.compare_with_baseline(bench, samples, baseline)
+        if config.sampled.prompts:
+            with output.timed("sampled"):
+                metrics["repeated"] = suites.repeated(bench, prompts, samples)
+                suites.draw_samples(bench, prompts, config.label)
+            if baseline is not None:
+                metrics["sampled"] = suites.compare_samples(output.path, baseline, config.seed)
         if draft is not None:
             chats = inputs["chats"].path if "chats" in inputs else None
             metrics["acceptance_length"] = suites.measure_acceptance(bench, samples, chats)
@@ -194,8 +213,10 @@ def _prompts(config: Config, inputs: Inputs, tokenizer: Any) -> list[dict[str, A
 
 
 def _items(config: Config, prompts: int) -> int:
+    from components.measure import suites
+
     timed = sum(regime.warmups + regime.samples for regime in config.latency.values())
-    return prompts + min(prompts, config.answers.concurrent_prompts) + timed
+    return prompts + min(prompts, config.answers.concurrent_prompts) + timed + suites.sampled_items(config, prompts)
 
 
 def _baseline(config: Config, inputs: Inputs) -> Path | None:

@@ -20,6 +20,8 @@ from components.serving.client import Client
 if TYPE_CHECKING:
     from components.measure.stage import Config, Regime
 
+SAMPLED = "sampled.json"
+REPEATED = 4
 Row = dict[str, Any]
 
 
@@ -83,11 +85,18 @@ def compare_with_baseline(bench: Bench, samples: list[Row], baseline: Path) -> R
     return {key: value for key, value in found.items() if key != "differences"}
 
 
+def sampled_items(config: "Config", prompts: int) -> int:
+    """Return how many items :func:`repeated` and :func:`draw_samples` ask for."""
+    wanted = min(config.sampled.prompts, prompts)
+    return 3 * min(REPEATED, prompts) + len(sampling.SETTINGS) * wanted if wanted else 0
+
+
 def repeated(bench: Bench, prompts: list[Row], samples: list[Row]) -> Row:
-    """Ask ``prompts`` again and return how many answers are the same: ``{greedy, seeded}``, each {compared, equal}.
+    """Ask the first prompts again; return how many answers are the same: ``{greedy, seeded}``, each {compared, equal}.
 
     Greedy answers are compared with ``samples``; answers sampled at temperature 1 with one seed, with each other.
     """
+    prompts = prompts[:REPEATED]
     first = {sample["id"]: sample["token_ids"] for sample in samples if sample["concurrency"] == 1}
     tokens, freely = bench.config.answers.max_tokens, sampling.SETTINGS["temperature 1"]
     asks: dict[str, Ask] = {}
@@ -108,20 +117,37 @@ def repeated(bench: Bench, prompts: list[Row], samples: list[Row]) -> Row:
     }
 
 
-def sampled(bench: Bench, prompts: list[Row], draws: int, tokens: int, salt: str) -> dict[str, list[np.ndarray]]:
+def draw_samples(bench: Bench, prompts: list[Row], salt: str) -> None:
     """Draw continuations in every way of :data:`sampling.SETTINGS`; write ``sampled.json``.
 
-    Returns token ids [draws, tokens] by prompt, by way to sample. ``salt`` keeps two servers' seeds apart.
+    It holds token ids [draws, tokens] by prompt, by way to sample; of the shortest prompts, since each is read once a
+    continuation. ``salt`` keeps two servers' seeds apart.
     """
+    wanted = bench.config.sampled
+    prompts = sorted(prompts, key=lambda one: (len(one["prompt_token_ids"]), one["id"]))[: wanted.prompts]
     drawn = {}
     for name, settings in sampling.SETTINGS.items():
         asks: dict[str, Ask] = {}
         for prompt in prompts:
-            ask = partial(answers.ask_sampled, bench.client, prompt, draws, tokens, settings)
+            ask = partial(answers.ask_sampled, bench.client, prompt, wanted.draws, wanted.tokens, settings)
             asks[f"sampled/{name}/{prompt['id']}"] = partial(ask, f"{bench.config.seed}/{salt}/{name}")
-        drawn[name] = [record["token_ids"] for record in bench.ledger.items(asks, concurrency=1)]
-    bench.write("sampled.json", drawn)
-    return {name: [np.array(ids) for ids in many] for name, many in drawn.items()}
+        records = bench.ledger.items(asks, concurrency=1)
+        drawn[name] = {one["id"]: record["token_ids"] for one, record in zip(prompts, records, strict=True)}
+    bench.write(SAMPLED, drawn)
+
+
+def compare_samples(here: Path, there: Path, seed: int) -> Row:
+    """Test that two measurements' continuations are distributed alike; ``{passed, tests {way to sample: found}}``.
+
+    See :func:`components.measure.sampling.compare`. Raises :class:`UserError` when they are not of the same prompts.
+    """
+    one, other = (
+        json.loads((folder / SAMPLED).read_text()) if (folder / SAMPLED).exists() else {} for folder in (here, there)
+    )
+    if {name: list(many) for name, many in one.items()} != {name: list(many) for name, many in other.items()}:
+        raise UserError("parity: the baseline continued other prompts; measure it with the same sampled section")
+    tests = {name: sampling.compare(_arrays(one[name]), _arrays(other[name]), seed) for name in one}
+    return {"passed": all(test["passed"] for test in tests.values()), "tests": tests}
 
 
 def measure_acceptance(bench: Bench, samples: list[Row], chats: Path | None) -> Row:
@@ -192,3 +218,7 @@ def _latency_asks(bench: Bench, name: str, regime: "Regime") -> dict[str, Ask]:
 
 def _drafts(records: list[Row]) -> list[Row]:
     return [{key: record[key] for key in ("id", "category", "drafts", "accepted")} for record in records]
+
+
+def _arrays(drawn: dict[str, list[list[int]]]) -> list[np.ndarray]:
+    return [np.array(ids) for ids in drawn.values()]

@@ -40,6 +40,7 @@ def bars(title: str, y_label: str, labels: list[str], groups: dict[str, list[tup
 
 def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(5.4, 3.0), layout="constrained")
     axes = figure.add_subplot()
@@ -47,6 +48,7 @@ def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
     axes.set_xlabel(x_label, color=INK, fontsize=9)
     axes.set_ylabel(y_label, color=INK, fontsize=9)
     axes.tick_params(colors=INK, labelsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.patch.set_alpha(0)
     for name, spine in axes.spines.items():
         spine.set_visible(name in ("left", "bottom"))

@@ -93,6 +93,8 @@ def test_the_figures_of_the_run_make_sense(own_home):
     pair = metrics("measure_pair")
     assert pair["parity"]["passed"]
     assert pair["parity"]["broken"] == 0
+    assert [test["draws"] for test in pair["sampled"]["tests"].values()] == [2 * 2 * 8] * 2
+    assert pair["repeated"]["greedy"] == {"compared": 4, "equal": 4}
     assert pair["acceptance_length"]["value"] > 1
     assert metrics("gate")["passed"] is True
 

@@ -39,9 +39,14 @@ def test_parity_is_a_verdict_and_what_differs_first(holds):
         "alone_and_together": greedy([5, 6, 7]),
         "repeated": {"greedy": {"compared": 4, "equal": 4}, "seeded": {"compared": 4, "equal": 3}},
     }
-    comparison = {"greedy": greedy([5, 6, 7] if holds else [5, 9, 7]), "sampled": {"temperature 1": sample}}
+    comparison = {
+        "greedy": greedy([5, 6, 7] if holds else [5, 9, 7]),
+        "sampled": {"passed": holds, "tests": {"temperature 1": sample}},
+    }
     result, text = said("parity", [figures, figures], comparison)
     assert "asked again, seeded" in text
+    assert "Name a second one" in said("parity", [figures], None)[1]
+    assert "Name a second one" not in text
     assert "3 of 4 the same" in text
     assert "240 continuations of 4 tokens" in text
     faults = bench_tables.faults(result)

@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from components.chats.rows import read_rows
 from components.contract.errors import TransientError
+from components.measure import published
 from components.measure.quality import SUITES, select_rows
 from pipelines.prefetch import SOURCES, fetch
 from tests.components.prompts import hub
@@ -51,7 +52,7 @@ def mmlu(subject: str, number: int) -> dict:
 @pytest.fixture
 def repositories(tmp_path: Path) -> dict[str, Path]:
     """Folders as the three repositories hold their files."""
-    folders = {suite: tmp_path / "hub" / suite for suite in (*SUITES, "gsm8k", "openai_humaneval")}
+    folders = {suite: tmp_path / "hub" / suite for suite in (*SUITES, "gsm8k", "openai_humaneval", "LongBench-v2")}
     (folders["mmlu_pro"] / "data").mkdir(parents=True)
     for split, count in (("test", 3), ("validation", 5)):
         table = pa.Table.from_pylist([mmlu("math", number) for number in range(count)])
@@ -72,6 +73,9 @@ def repositories(tmp_path: Path) -> dict[str, Path]:
         table = pa.Table.from_pylist([{column: f"{{{number}}}?", "answer": "1"} for number in range(70)])
         parquet.write_table(table, folders[name] / subset / "test-00000-of-00001.parquet")
         (folders[name] / "README.md").write_text(CARD.format(subset, f"{subset}/test-*"))
+    folders["LongBench-v2"].mkdir()
+    documents = [{"_id": str(number), "question": "Why?", "context": f"text {number}"} for number in range(70)]
+    (folders["LongBench-v2"] / "data.json").write_text(json.dumps(documents))
     folders["gpqa"].mkdir()
     (folders["gpqa"] / "README.md").write_text(GPQA_CARD)
     header = "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3,Record ID"
@@ -105,10 +109,11 @@ def test_items_are_stored_once_in_the_form_that_the_suites_read(repositories: di
         assert len(rows[SUITES[suite].split]) == count
         for name in every[suite].splits.values():
             assert f"{files[name]}: " in done.stdout
-    prompts = list(read_rows(data / "acceptance"))
-    assert Counter(row["category"] for row in prompts) == {"gsm8k": 64, "openai_humaneval": 64}
+    prompts = published.rows(data / "acceptance", lambda text, add_special_tokens: {"input_ids": [*text.encode()]})
+    assert Counter(row["category"] for row in prompts) == {"gsm8k": 64, "humaneval": 64, "longbench_v2": 64}
     assert prompts[3]["conversations"][0]["content"].startswith("{3}?\nPlease reason step by step")
     assert prompts[3]["conversations"][0]["content"].endswith("\\boxed{}.")
+    assert [row["_id"] for row in read_rows(data / "acceptance" / "longbench_v2.jsonl")] == list(map(str, range(64)))
     record = json.loads((data / "sources.json").read_text())
     assert {entry["revision"] for entry in record.values()} == {source.revision for source in every.values()}
 

@@ -1,18 +1,20 @@
 """The suites against a real vLLM server that drafts: the session's shared one."""
 
 import io
+import json
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 
 from components.chats.template import Template, prompt_token_ids
 from components.contract.context import Output
-from components.contract.errors import StageError, TransientError
+from components.contract.errors import StageError, TransientError, UserError
 from components.contract.log import Log
-from components.measure import answers, exam, latency, parity, suites
+from components.measure import answers, exam, latency, parity, sampling, suites
 from components.measure.ledger import Ledger
-from components.measure.stage import Answers, Config, Quality, Regime
+from components.measure.stage import Answers, Config, Quality, Regime, Sampled
 from components.serving.client import Client
 from components.serving.profiles import CPU
 from components.store.backend import Store
@@ -98,6 +100,29 @@ def test_float32_answers_are_the_same_alone_and_together(bench):
     assert figures["value"] == pytest.approx(1 + sum(figures["per_position"]))
     assert set(figures["by_kind"]) == {"even", "odd"}
     assert suites.tokens_per_second(samples) > 0
+
+
+def test_continuations_are_compared_with_another_measurements_of_the_same_prompts(bench, tmp_path):
+    asked = prompts(6)
+    asked[4]["prompt_token_ids"] = asked[4]["prompt_token_ids"][:5]
+    config = bench.config.model_copy(update={"sampled": Sampled(prompts=2, draws=6, tokens=4)})
+    sides = [replace(bench, config=config, output=replace(bench.output, path=tmp_path / name)) for name in "ab"]
+    for side, salt in zip(sides, "ab", strict=True):
+        side.output.path.mkdir()
+        suites.draw_samples(side, asked, salt)
+    here, there = (json.loads((side.output.path / "sampled.json").read_text()) for side in sides)
+    for name in sampling.SETTINGS:
+        assert list(here[name]) == ["4", "0"], "the shortest first"
+        assert here[name] != there[name]
+        assert {(len(many), len(one)) for many in here[name].values() for one in many} == {(6, 4)}
+    found = suites.compare_samples(tmp_path / "a", tmp_path / "b", 0)
+    assert found["passed"]
+    assert [test["draws"] for test in found["tests"].values()] == [24, 24]
+    there["temperature 1"] = {name: [[7] * 4] * 6 for name in there["temperature 1"]}
+    (tmp_path / "b" / "sampled.json").write_text(json.dumps(there))
+    assert not suites.compare_samples(tmp_path / "a", tmp_path / "b", 0)["passed"]
+    with pytest.raises(UserError, match="continued other prompts"):
+        suites.compare_samples(tmp_path / "a", tmp_path, 0)
 
 
 def test_latency_samples_do_exactly_the_work_asked_for(bench):

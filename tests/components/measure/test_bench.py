@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from components.contract.errors import TransientError, UserError
-from components.measure import sampling
+from components.measure import published, sampling
 from components.measure.answers import ask_sampled, settled
 from components.measure.bench import run
 from components.measure.endpoint import connect
@@ -110,6 +110,32 @@ def test_acceptance_is_the_servers_own_count(bench, server):
     assert (figures["n"], figures["drafts"]) == (3, counted.drafts)
 
 
+def test_the_published_protocol_in_one_command(bench, server, tmp_path):
+    folder = tmp_path / "data" / "acceptance"
+    folder.mkdir(parents=True)
+    for name, row in (
+        ("gsm8k", {"question": "{} cats and a dog?"}),
+        ("humaneval", {"prompt": "def f{}():"}),
+        ("longbench_v2", {"context": "A cat sits on a text. " * 3, "question": "What is text {}?"}),
+    ):
+        rows = [{key: text.replace("{}", str(number)) for key, text in row.items()} for number in range(3)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("acceptance", server.url, "--published", "--data", str(folder.parent))
+    code, result, said = bench(*words, "--max-tokens", "8", "--json")
+    assert code == 0, said
+    (figures,) = result["figures"]
+    assert {kind: one["n"] for kind, one in figures["by_kind"].items()} == dict.fromkeys(published.QUESTIONS, 3)
+    assert (result["config"]["config"]["answers"]["prompts"], result["config"]["config"]["template"]["thinking"]) == (
+        192,
+        False,
+    )
+    code, _, said = bench(*words, "--max-tokens", "450")
+    assert (code, "published prompts and 450 tokens fit into the server's 512" in said) == (2, True), said
+    (folder / "gsm8k.jsonl").unlink()
+    code, _, said = bench(*words)
+    assert (code, "gsm8k.jsonl: missing; qdflash bench prefetch --suite acceptance stores it" in said) == (2, True)
+
+
 def test_parity_with_itself_holds(bench, server, tiny_model):
     words = ("--count", "6", "--max-tokens", "8", "--long", "60", "--concurrency", "3", "--draws", "8", "--exact")
     code, result, said = bench("parity", server.url, server.url, *words, "--tokenizer", str(tiny_model), "--json")
@@ -122,7 +148,7 @@ def test_parity_with_itself_holds(bench, server, tiny_model):
         assert figures["alone_and_together"]["passed"]
         assert figures["repeated"]["greedy"] == figures["repeated"]["seeded"] == {"compared": 4, "equal": 4}
     for name in sampling.SETTINGS:
-        assert result["comparison"]["sampled"][name]["draws"] == 4 * 16
+        assert result["comparison"]["sampled"]["tests"][name]["draws"] == 6 * 16
 
 
 IFEVAL = [

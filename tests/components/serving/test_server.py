@@ -8,11 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from components.chats.template import Template, prompt_token_ids
 from components.contract.errors import StageError
 from components.serving.arguments import arguments
+from components.serving.client import Client
 from components.serving.profiles import PROFILES
 from components.serving.server import cause_of
 
@@ -56,6 +58,22 @@ def test_rendered_prompts_are_what_the_chat_endpoint_feeds(server, tiny_model: P
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     answer = server.client.chat(CHAT, max_tokens=2, thinking=thinking)
     assert answer.prompt_token_ids == prompt_token_ids(tokenizer, CHAT, Template(thinking=thinking))
+
+
+def test_invocations_thinks_when_told_in_the_template_s_words_only(server) -> None:
+    """The published service reads ``thinking``; vLLM's route of that name knows no such field and passes it over."""
+    routed = Client(server.url, server.client.model, invocations=True)
+    assert routed.is_healthy()
+    asked = {on: routed.chat(CHAT, max_tokens=2, thinking=on).prompt_token_ids for on in (False, True)}
+    assert asked == {on: server.client.chat(CHAT, max_tokens=2, thinking=on).prompt_token_ids for on in (False, True)}
+    assert asked[False] != asked[True]
+    body = {"messages": CHAT, "max_tokens": 2, "return_token_ids": True}
+    unasked, told, told_not = (
+        httpx.post(f"{server.url}/invocations", json={**body, **more}, timeout=60).json()["prompt_token_ids"]
+        for more in ({}, {"thinking": True}, {"thinking": False})
+    )
+    assert unasked == told == told_not
+    routed.close()
 
 
 def test_greedy_tokens_lead_their_candidates_and_repeat(server) -> None:
