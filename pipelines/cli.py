@@ -18,8 +18,19 @@ from pipelines.connect import connect
 from pipelines.deploy_cli import app as deploy_app
 from pipelines.display import console
 from pipelines.images_cli import app as images_app
-from pipelines.options import SHIPPED, Forced, Only, Overrides, RecipeName, Start, StoreUrl, planned, recipe_at
-from pipelines.plan import Plan, Selection, force, make_plan, render_table, unforce, upload_files
+from pipelines.options import (
+    SHIPPED,
+    Forced,
+    Only,
+    Overrides,
+    RecipeName,
+    Start,
+    StoreUrl,
+    Unforced,
+    planned,
+    recipe_at,
+)
+from pipelines.plan import Plan, demand_pods, render_table, upload_files
 from pipelines.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -48,9 +59,7 @@ def run(
     only: Only = None,
     start: Start = None,
     forced: Forced = None,
-    unforced: Annotated[
-        list[str] | None, typer.Option("--unforce", metavar="STAGE", help="Go back to the artifact before --force")
-    ] = None,
+    unforced: Unforced = None,
     overrides: Overrides = None,
     engine_name: Annotated[
         Literal["local", "docker"], typer.Option("--engine", help="Tasks as processes, or in their roles' images")
@@ -62,21 +71,13 @@ def run(
     from pipelines.engine import Engine
     from pipelines.progress import Display
 
-    loaded = recipe_at(recipe, overrides)
-    store = connect(store_url)
-    selection = Selection(tuple(only or ()), tuple(start or ()))
-    make_plan(loaded, store, selection)  # a wrong name must not leave a salt behind
-    if forced:
-        force(loaded, store, forced)
-    if unforced:
-        unforce(loaded, store, unforced)
-    plan = make_plan(loaded, store, selection)
-    if other := namesake(loaded):
+    plan = planned(recipe, overrides, store_url, only, start, forced, unforced)
+    if other := namesake(recipe_at(recipe, overrides)):
         print(f"qdflash: {other} is called {plan.recipe} too: logs, report and --force are shared", file=sys.stderr)
     out = console()
     engine = Engine(plan, Display(out), _runner(engine_name, plan))
     code = engine.run()
-    summary.show(out, plan, store, engine.progress, _called(recipe, overrides))
+    summary.show(out, plan, connect(store_url), engine.progress, _called(recipe, overrides))
     for state in engine.progress.values():
         if state.state == "failed":
             print(f"qdflash: {state.name}: {state.error} (log: {engine.log_path(state.name)})", file=sys.stderr)
@@ -118,6 +119,8 @@ def compile_(
     ] = "kfp",
     only: Only = None,
     start: Start = None,
+    forced: Forced = None,
+    unforced: Unforced = None,
     overrides: Overrides = None,
     store_url: StoreUrl = None,
 ) -> None:
@@ -126,6 +129,9 @@ def compile_(
         raise UserError("compile: pods cannot reach the local store; give --store s3://bucket/prefix or QDFLASH_STORE")
     output.parent.mkdir(parents=True, exist_ok=True)
     chosen = planned(recipe, overrides, store_url, only, start)
+    demand_pods(chosen)
+    if forced or unforced:
+        chosen = planned(recipe, overrides, store_url, only, start, forced, unforced)
     if to == "argo":
         from pipelines import argo
 

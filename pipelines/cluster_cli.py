@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.connect import connect
-from pipelines.options import Forced, Only, Overrides, RecipeName, Start, StoreUrl, planned, recipe_at
+from pipelines.options import Forced, Only, Overrides, RecipeName, Start, StoreUrl, Unforced, planned
 
 app = typer.Typer()
 
@@ -27,21 +26,21 @@ def submit(
     only: Only = None,
     start: Start = None,
     forced: Forced = None,
+    unforced: Unforced = None,
     overrides: Overrides = None,
     store_url: StoreUrl = None,
     host: Host = None,
     namespace: Namespace = "qdflash",
 ) -> None:
     """Run a recipe on a cluster: what is committed is imported, the rest runs or resumes. Prints the run's ID."""
-    from pipelines.plan import demand_pods, force
+    from pipelines.plan import demand_pods
     from pipelines.submit import Server
 
     plan = planned(recipe, overrides, store_url, only, start)
     demand_pods(plan)
     server = Server(host, namespace)
-    if forced:
-        force(recipe_at(recipe, overrides), connect(store_url), forced)
-        plan = planned(recipe, overrides, store_url, only, start)
+    if forced or unforced:
+        plan = planned(recipe, overrides, store_url, only, start, forced, unforced)
     print(server.submit(plan, experiment))
 
 

@@ -7,7 +7,7 @@ import typer
 
 from components.contract.errors import UserError
 from pipelines.connect import connect
-from pipelines.plan import Plan, Selection, make_plan
+from pipelines.plan import Plan, Selection, force, make_plan, unforce
 from pipelines.recipe import Recipe, load_recipe
 
 SHIPPED = {path.stem: path for path in sorted(Path(__file__).with_name("recipes").glob("*.yaml"))}
@@ -26,6 +26,9 @@ Only = Annotated[list[str] | None, typer.Option("--only", metavar="STAGE", help=
 Forced = Annotated[
     list[str] | None,
     typer.Option("--force", metavar="STAGE", help="Make it anew, and so all below it; holds until --unforce"),
+]
+Unforced = Annotated[
+    list[str] | None, typer.Option("--unforce", metavar="STAGE", help="Go back to the artifact before --force")
 ]
 Start = Annotated[
     list[str] | None, typer.Option("--from", metavar="STAGE", help="Run these and all below them; repeatable")
@@ -50,8 +53,15 @@ def planned(
     store_url: str | None,
     only: list[str] | None = None,
     start: list[str] | None = None,
+    forced: list[str] | None = None,
+    unforced: list[str] | None = None,
 ) -> Plan:
-    """Return the plan that a command's options ask for."""
-    return make_plan(
-        recipe_at(recipe, overrides), connect(store_url), Selection(tuple(only or ()), tuple(start or ()))
-    )
+    """Return the plan that a command's options ask for, after recording in the store what is forced or no longer."""
+    loaded, store = recipe_at(recipe, overrides), connect(store_url)
+    selection = Selection(tuple(only or ()), tuple(start or ()))
+    plan = make_plan(loaded, store, selection)  # a wrong name must not leave a salt behind
+    if forced:
+        force(loaded, store, forced)
+    if unforced:
+        unforce(loaded, store, unforced)
+    return make_plan(loaded, store, selection) if forced or unforced else plan

@@ -104,6 +104,27 @@ def test_selection_and_force_work_as_they_do_here(cluster: State, store: Store, 
     with pytest.raises(UserError, match="bundle: blocked: gptq is not committed"):
         submitted(store, "--only", "bundle")
     assert len(cluster.runs) == 1
+    run_id = submitted(store, "--unforce", "gptq")  # it is there again, and all below it; deploy runs every time
+    spec = cluster.runs[run_id]["pipeline_spec"]
+    executors = spec.get("pipeline_spec", spec)["deploymentSpec"]["executors"]
+    assert [one["container"]["args"][1] for one in executors.values() if "container" in one] == ["components.deploy"]
+
+
+@pytest.mark.slow
+def test_compile_forces_too(store: Store, s3_store: Store, tmp_path: Path) -> None:
+    commit_all(plan_of(store), store, tmp_path / "x")
+    images = [word for one in IMAGES for word in ("--set", one)]
+    words = ["compile", "tiny", "--format", "argo", "--store", store.url, *images, "-o", str(tmp_path / "w.yaml")]
+    called(*words, "--force", "gptq", "--only", "gptq")
+    (pod,) = (
+        one["container"]["args"]
+        for one in yaml.safe_load((tmp_path / "w.yaml").read_text())["spec"]["templates"]
+        if "container" in one
+    )
+    assert pod[1] == "components.gptq"
+    assert "--salt" in pod
+    with pytest.raises(UserError, match="no such task or stage"):
+        called(*words, "--force", "gptq", "--only", "gtpq")
 
 
 def test_status_and_logs(cluster: State, store: Store) -> None:
