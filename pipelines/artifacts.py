@@ -95,10 +95,13 @@ def rows(store: Store, stage: str | None = None) -> Iterator[dict[str, Any]]:
             }
 
 
-def export(artifact: Artifact, folder: Path, dense: bool = False) -> None:
+def export(artifact: Artifact, folder: Path, dense: bool = False) -> list[str]:
     """Copy an artifact's verified files into ``folder``, whole or not at all; it must not exist or be empty.
 
     ``dense`` writes a W4A16 model's BF16 twin instead; tensors are the train role's work.
+
+    Returns:
+        What else lies in the artifact, by its topmost names: what is about the packed model, and a bundle's drafter.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not an empty folder; choose another")
@@ -121,6 +124,8 @@ def export(artifact: Artifact, folder: Path, dense: bool = False) -> None:
         raise UserError(f"{folder}: not written ({one_line(error, 200)}); free space there and try again") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
+    left = {path.name for path in source.iterdir()} - {path.name for path in folder.iterdir()}
+    return sorted(name + "/" * (source / name).is_dir() for name in left if ".safetensors" not in name)
 
 
 def garbage(store: Store, keep: Iterable[str] = (), datasets: bool = False) -> list[Garbage]:

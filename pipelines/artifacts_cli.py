@@ -106,8 +106,10 @@ def export(
     store_url: StoreUrl = None,
 ) -> None:
     """Copy an artifact's files into a folder."""
-    artifacts.export(artifacts.find(connect(store_url), artifact), folder, dense)
+    left = artifacts.export(artifacts.find(connect(store_url), artifact), folder, dense)
     print(folder)
+    if left:
+        print(f"left out, as it is not of the dense model: {', '.join(left)}", file=sys.stderr)
 
 
 @app.command(epilog="Example: qdflash artifacts rm 3fa9")
