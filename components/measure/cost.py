@@ -40,6 +40,12 @@ class Constants:
     host_draft_step: float = 0.0
 
 
+FITTED = Constants(0.7036, 0.7075, host_prefill=0.03122, host_step=0.00372, host_draft_step=0.00792)
+"""Fitted to two published A10G rows and three H200 rows of Qwen3.5-4B: ``docs/results/cost-model.md``."""
+ERROR_ALONE, ERROR_DRAFTED, ERROR_UNKNOWN = 0.09, 0.19, 0.61
+"""The largest relative errors there: without a drafter, at a known acceptance length, and at an unknown one."""
+
+
 @dataclass(frozen=True)
 class Request:
     """One request: prompt and answer in tokens, and the tokens that a step yields on average (1 without a drafter)."""

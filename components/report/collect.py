@@ -34,7 +34,7 @@ class TaskRecord:
     started: float | None = None
     curve: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
-    step_bytes: dict[str, int] = field(default_factory=dict)
+    served: tuple[Model, Model | None] | None = None
 
     @classmethod
     def of(cls, name: str, artifact: Artifact, **drawn_from: Any) -> "TaskRecord":
@@ -52,6 +52,16 @@ class TaskRecord:
             value = value[key]
         return value
 
+    @property
+    def step_bytes(self) -> dict[str, int]:
+        """Bytes by part of a decoding step of what was measured, at the end of its longest latency request."""
+        if self.served is None:
+            return {}
+        regimes = self.config.get("latency", {}).values()
+        context = max((regime["input_tokens"] + regime["output_tokens"] for regime in regimes), default=0)
+        target, drafter = self.served
+        return step_bytes(target, context, drafter)
+
 
 def collect(inputs: dict[str, Input]) -> dict[str, TaskRecord]:
     """Read every input's manifest, its ``curve.jsonl`` and ``samples.jsonl``, and the headers of what was served."""
@@ -63,7 +73,7 @@ def collect(inputs: dict[str, Input]) -> dict[str, TaskRecord]:
             one.artifact,
             curve=_lines(one, "curve.jsonl"),
             samples=_lines(one, "samples.jsonl"),
-            step_bytes=_step_bytes(manifest) if manifest["stage"] == "measure" else {},
+            served=_served(manifest) if manifest["stage"] == "measure" else None,
         )
     return tasks
 
@@ -74,18 +84,13 @@ def _lines(one: Input, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in one.file(name).read_text(encoding="utf-8").split("\n") if line]
 
 
-def _step_bytes(manifest: dict[str, Any]) -> dict[str, int]:
-    """Return the bytes of a decoding step of the model that was measured, at the end of its longest latency request.
-
-    See :func:`~components.checkpoint.step_bytes.step_bytes`; empty without a model input.
-    """
-    config, served = manifest["config"], [Input(uri) for uri in manifest["inputs"].get("model", [])]
+def _served(manifest: dict[str, Any]) -> tuple[Model, Model | None] | None:
+    """Return the target and the drafter that were measured; None without a model input."""
+    served = [Input(uri) for uri in manifest["inputs"].get("model", [])]
     if not served:
-        return {}
-    regimes = config.get("latency", {}).values()
-    context = max((regime["input_tokens"] + regime["output_tokens"] for regime in regimes), default=0)
-    drafter = _model(served[0], DRAFT_FOLDER) if config.get("draft") else None
-    return step_bytes(_model(served[0], "."), context, drafter)
+        return None
+    drafter = _model(served[0], DRAFT_FOLDER) if manifest["config"].get("draft") else None
+    return _model(served[0], "."), drafter
 
 
 def _model(served: Input, folder: str) -> Model:

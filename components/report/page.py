@@ -7,6 +7,7 @@ from typing import Any
 
 import jinja2
 
+from components.measure import cost
 from components.report import plots
 from components.report.collect import TaskRecord
 from components.report.table import (
@@ -94,6 +95,7 @@ def notes(tasks: Tasks) -> list[str]:
             "about what its tokens save, so speculation is slower here, or hardly faster, than none. Acceptance "
             "lengths and parity carry over to a GPU, latencies not."
         )
+    found += [_prediction(label, task) for label, task in measures(tasks).items() if task.served and task.served[1]]
     for task in tasks.values():
         if task.stage == "model" and (task.config.get("source") or {}).get("kind") == "wheel":
             found.append(
@@ -101,6 +103,21 @@ def notes(tasks: Tasks) -> list[str]:
                 "rounding and QAD is therefore not the paper's."
             )
     return found
+
+
+def _prediction(label: str, task: TaskRecord) -> str:
+    """Say what the predicted rows are, how far to trust them, and what a step spends most on."""
+    parts = task.step_bytes
+    part = max(parts, key=parts.__getitem__)
+    share = parts[part] / sum(parts.values())
+    return (
+        "Predicted on an A10G: by the cost model, from bytes and FLOPs of these very tensors at the acceptance length "
+        "measured here, with constants fitted to latencies of Qwen3.5-4B. Of latencies that it was not fitted to it "
+        f"missed those without a drafter by {cost.ERROR_ALONE:.0%} at most, those at a known acceptance length by "
+        f"{cost.ERROR_DRAFTED:.0%}, published ones at an unknown one by up to {cost.ERROR_UNKNOWN:.0%}. The largest "
+        f"part of a step of {label} is {part}, {share:.0%} of its bytes: what to attack first, unless the host bounds "
+        "the step."
+    )
 
 
 def training(tasks: Tasks) -> list[dict[str, Any]]:

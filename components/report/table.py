@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from components.measure import cost
 from components.report.collect import TaskRecord
 
 Tasks = dict[str, TaskRecord]
@@ -34,6 +35,10 @@ def comparison(tasks: Tasks) -> list[dict[str, Any]]:
         rows.append({"metric": "bytes moved per step (MB)", "cells": [_megabytes(task, 1.0) for task in measured]})
         per_token = [_megabytes(task, task.get("acceptance_length.value") or 1.0) for task in measured]
         rows.append({"metric": "bytes moved per token (MB)", "cells": per_token})
+        for regime in keys(measured, "latency"):
+            cells = [_predicted(task, regime) for task in measured]
+            if set(cells) != {"–"}:
+                rows.append({"metric": f"predicted on an A10G: {regime} (ms)", "cells": cells})
     if any(task.get("parity") for task in measured):
         rows.append(
             {
@@ -114,6 +119,16 @@ def interval(entry: dict[str, Any] | None, key: str) -> str:
 def _megabytes(task: TaskRecord, tokens: float) -> str:
     """Return a step's bytes for each of so many tokens."""
     return number(sum(task.step_bytes.values()) / tokens / 1e6) if task.step_bytes else "–"
+
+
+def _predicted(task: TaskRecord, regime: str) -> str:
+    """Return what the cost model expects of a request alone on the GPU, at the acceptance length that was measured."""
+    asked = task.config.get("latency", {}).get(regime)
+    if task.served is None or not asked or asked["concurrency"] > 1:
+        return "–"
+    accepted = task.get("acceptance_length.value") or 1.0
+    request = cost.Request(asked["input_tokens"], asked["output_tokens"], accepted)
+    return number(1000 * cost.predict(cost.A10G, cost.FITTED, request, *task.served).seconds)
 
 
 def _score(entry: dict[str, Any] | None) -> str:

@@ -1,3 +1,4 @@
+import dataclasses
 import shutil
 
 import cost_model
@@ -10,6 +11,7 @@ from transformers import AutoConfig
 from components.checkpoint.census import skeleton
 from components.checkpoint.step_bytes import model_of, step_bytes
 from components.drafter import model as drafter_model
+from components.measure import cost
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,12 @@ def test_fitted_rows_are_met_and_the_page_is_what_the_code_says(found, monkeypat
         assert abs(rows[name]["value"]) < 0.005
     for name, row in rows.items():
         if "drafter" not in name:
-            assert abs(row["value"]) < 0.2
+            assert abs(row["value"]) < cost.ERROR_ALONE
+        elif name.startswith("h200") and "BF16 drafter" not in name:
+            assert abs(row["value"]) < cost.ERROR_DRAFTED
+        else:
+            assert round(abs(row["value"]), 2) <= cost.ERROR_UNKNOWN
+    assert dataclasses.astuple(cost.FITTED) == pytest.approx(dataclasses.astuple(constants), rel=0.001)
     committed = (study.RESULTS / "cost-model.md").read_text().splitlines()[4:]
     monkeypatch.setattr(study, "RESULTS", tmp_path)
     cost_model.main()

@@ -6,6 +6,8 @@ import subprocess
 
 import pytest
 
+from components.checkpoint.step_bytes import Model
+from components.measure.stage import REGIMES
 from components.report.collect import TaskRecord
 from components.report.page import differences, render, render_runs
 
@@ -38,19 +40,21 @@ def a_run(scale, damping):
     }
     measured = {"latency": latency, "machine": {"device": "gpu", "name": "A10G"}, "quality": {}}
     measured["quality"]["mmlu_pro"] = {"score": 0.62, "low": 0.6, "high": 0.64, "n": 100}
+    asked = {"latency": {name: regime.model_dump() for name, regime in REGIMES.items()}}
     drafted = {"value": 1.4 * scale, **interval, "per_position": [0.3, 0.1, 0.05]}
     pair = {**measured, "acceptance_length": drafted, "parity": {"compared": 8, "equal": 8, "ties": 0, "broken": 0}}
     answer = {"id": "p1", "prompt": "Say <b>hi</b>", "text": "hi " * 60}
     rule = {"name": "acceptance", "metric": "measure_pair.acceptance_length.low", "value": 1.2, "demand": "above 1"}
     gate = {"passed": True, "failed": [], "rules": [{**rule, "status": "pass"}]}
     curve = [{"step": step, "kl": 0.5 / (step + 1), "loss": 0.6 / (step + 1)} for step in range(5)]
-    size = {"target linears": 2_000_000_000, "drafter linears": 300_000_000}
+    target = Model(2_000_000_000, 1_000_000_000, 0, 4_000_000_000, 600_000_000, 32768, 100_000_000, 8192)
+    drafter = Model(300_000_000, 0, 0, 500_000_000, 0, 20480, 0, 8192, block_size=16)
     parts = [
         ("qad", "qad", {"kl_before": 0.5, "kl_after": 0.1, "codes_changed": 0.01}, {}, {"curve": curve}),
         ("gptq", "gptq", {}, {"damping": damping}, {}),
-        ("measure_baseline", "measure", measured, {}, {"samples": [answer], "step_bytes": size}),
-        ("measure_target", "measure", measured, {}, {"samples": [answer], "step_bytes": size}),
-        ("measure_pair", "measure", pair, {}, {"samples": [answer], "step_bytes": size}),
+        ("measure_baseline", "measure", measured, asked, {"samples": [answer], "served": (target, None)}),
+        ("measure_target", "measure", measured, asked, {"samples": [answer], "served": (target, None)}),
+        ("measure_pair", "measure", pair, asked, {"samples": [answer], "served": (target, drafter)}),
         ("gate", "gate", gate, {}, {}),
     ]
     found = {}

@@ -195,11 +195,16 @@ def test_bytes_of_a_step_come_from_the_headers_of_what_was_served(tmp_path, monk
     model_folder(bundle, packed, {"hidden_size": 16})
     model_folder(bundle / "draft", {"fc.weight": ("BF16", [16, 48], 1536)}, {"block_size": 4})
     artifact, _ = commit(store, "bundle", "8" * 64, bundle, {"config": {}, "inputs": {}, "metrics": {}})
-    regimes = {"short": {"input_tokens": 10, "output_tokens": 6}, "long": {"input_tokens": 90, "output_tokens": 10}}
-    accepted = {"acceptance_length": {"value": 2.0, "low": 1.5, "high": 2.5, "n": 8}}
+    sizes = {"short": (10, 6), "long": (90, 10), "long@4": (90, 10)}
+    regimes = {
+        name: {"input_tokens": read, "output_tokens": written, "concurrency": 4 if "@" in name else 1}
+        for name, (read, written) in sizes.items()
+    }
+    timed = {"latency": {name: {"median_ms": 1.0, "low": 1.0, "high": 1.0, "n": 1} for name in regimes}}
+    accepted = {"acceptance_length": {"value": 2.0, "low": 1.5, "high": 2.5, "n": 8}, **timed}
     served = {"model": [artifact.uri]}
     inputs = {
-        "measure_target": put(store, tmp_path, "measure", "1", {}, {"latency": regimes}, served),
+        "measure_target": put(store, tmp_path, "measure", "1", timed, {"latency": regimes}, served),
         "measure_pair": put(store, tmp_path, "measure", "2", accepted, {"latency": regimes, "draft": True}, served),
     }
     tasks = collect(inputs)
@@ -211,8 +216,13 @@ def test_bytes_of_a_step_come_from_the_headers_of_what_was_served(tmp_path, monk
     rows = {row["metric"]: row["cells"] for row in comparison(tasks)}
     assert rows["bytes moved per step (MB)"] == ["0.002704", "0.005264"]
     assert rows["bytes moved per token (MB)"] == ["0.002704", "0.002632"]
+    # so small a model waits for the host alone: 31.22 ms of prefill and five steps, or half as many with a drafter
+    assert rows["predicted on an A10G: short (ms)"] == [f"{31.22 + 5 * 3.72:.4g}", f"{31.22 + 2.5 * 7.92:.4g}"]
+    assert rows["predicted on an A10G: long (ms)"] == [f"{31.22 + 9 * 3.72:.4g}", f"{31.22 + 4.5 * 7.92:.4g}"]
+    assert "predicted on an A10G: long@4 (ms)" not in rows
     text, _ = render("a run", tasks, 6)
     assert "Bytes moved per step" in text
+    assert "by up to 61%. The largest part of a step of target + drafter is target KV, 30% of its bytes" in text
 
 
 def test_a_line_separator_in_an_answer_ends_no_row(tmp_path, monkeypatch):
