@@ -72,14 +72,9 @@ def _measured(
         samples = [json.loads(line) for line in data.splitlines()]
         asked = [sample for sample in samples if sample["concurrency"] == 1 and sample["drafts"]]
         prompts = asked[:SMOKE_PROMPTS]
-        expected = length(sum(sum(one["accepted"]) for one in prompts), sum(one["drafts"] for one in prompts))
+        expected = 1 + sum(sum(one["accepted"]) for one in prompts) / sum(one["drafts"] for one in prompts)
         return prompts, expected, floor * expected / one.metrics["acceptance_length"]["value"]
     return [], None, None
-
-
-def length(accepted: float, drafts: float) -> float:
-    """Return the acceptance length, 1 + accepted / drafts (see :mod:`components.measure.acceptance`)."""
-    return 1 + accepted / drafts
 
 
 def _digests(artifact: Artifact, port: str | None = None) -> set[str]:

@@ -3,19 +3,28 @@
 import http.client
 import json
 import os
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.contract.errors import GateError, TransientError, UserError, one_line
-from pipelines.deployment.api import Namespace
-from pipelines.deployment.evidence import Evidence, length
+from pipelines.deployment.counters import Window, read
 
-DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
+if TYPE_CHECKING:
+    from pipelines.deployment.api import Namespace
+    from pipelines.deployment.evidence import Evidence
+
+SETTLE_SECONDS = 0.5
 QUESTION = "What is the capital of France? Answer in one sentence."
 
 
 def smoke(
-    namespace: Namespace, pod: str, port: int, evidence: Evidence, say: Callable[[str], None], tick: Callable[[], None]
+    namespace: "Namespace",
+    pod: str,
+    port: int,
+    evidence: "Evidence",
+    say: Callable[[str], None],
+    tick: Callable[[], None],
 ) -> None:
     """Raise :class:`GateError` when the service does not serve the pair as it was measured.
 
@@ -29,7 +38,7 @@ def smoke(
         raise GateError(f"smoke test: the server does not answer as vLLM does ({one_line(error, 120)})") from error
 
 
-def _ask(ask: "Caller", evidence: Evidence, say: Callable[[str], None], tick: Callable[[], None]) -> None:
+def _ask(ask: "Caller", evidence: "Evidence", say: Callable[[str], None], tick: Callable[[], None]) -> None:
     model = ask("/v1/models")["data"][0]["id"]
     chat = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 32, "temperature": 0}
     before = ask.counters()
@@ -41,31 +50,29 @@ def _ask(ask: "Caller", evidence: Evidence, say: Callable[[str], None], tick: Ca
     pieces = ask.stream("/v1/chat/completions", chat | {"stream": True})
     if pieces < 2:
         raise GateError(f"smoke test: a stream came in {pieces} pieces")
-    if evidence.floor is None:
-        drafts, accepted = (now - then for now, then in zip(ask.counters(), before, strict=True))
-    else:
+    if evidence.floor is not None:
         before = ask.counters()
         for prompt in evidence.prompts:
             tokens = {"prompt": prompt["prompt_token_ids"], "max_tokens": len(prompt["token_ids"]), "temperature": 0}
             ask("/v1/completions", {"model": model, **tokens})
             tick()
-        drafts, accepted = (now - then for now, then in zip(ask.counters(), before, strict=True))
-    if not drafts:
+    counted = ask.counters() - before
+    if not counted.drafts:
         raise GateError("smoke test: the server drafted nothing; it serves without its drafter")
-    found = length(accepted, drafts)
+    found = counted.acceptance_length
     if evidence.floor is not None and found < evidence.floor:
         raise GateError(
             f"smoke test: acceptance length {found:.2f} on {len(evidence.prompts)} prompts of the measurement is "
             f"below {evidence.floor:.2f}; {evidence.expected:.2f} was measured on them"
         )
     bound = "none measured" if evidence.floor is None else f"at least {evidence.floor:.2f}"
-    say(f"smoke test: acceptance length {found:.2f} ({bound}), {drafts:.0f} drafts")
+    say(f"smoke test: acceptance length {found:.2f} ({bound}), {counted.drafts:.0f} drafts")
 
 
 class Caller:
     """Requests to one pod; each has a forwarded connection of its own."""
 
-    def __init__(self, namespace: Namespace, pod: str, port: int) -> None:
+    def __init__(self, namespace: "Namespace", pod: str, port: int) -> None:
         key = os.environ.get("VLLM_API_KEY")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._namespace, self._pod, self._port = namespace, pod, port
@@ -73,10 +80,6 @@ class Caller:
     def __call__(self, path: str, body: Any = None) -> Any:
         """Return the JSON that a route answers; raises :class:`GateError` when it refuses."""
         return json.loads(self._request(path, body))
-
-    def page(self, path: str) -> str:
-        """Return the text of a route."""
-        return self._request(path)
 
     def stream(self, path: str, body: Any) -> int:
         """Return how many events with text a stream has."""
@@ -86,14 +89,10 @@ class Caller:
         deltas = [choice["delta"] for event in events[:-1] for choice in json.loads(event)["choices"]]
         return sum(bool(one.get("content") or one.get("reasoning")) for one in deltas)
 
-    def counters(self) -> tuple[float, float]:
-        """Return the drafts made and the tokens accepted since the server's start."""
-        lines = self._request("/metrics").splitlines()
-        sums = [
-            sum(float(one.rsplit(" ", 1)[1]) for one in lines if one.startswith(name + "{"))
-            for name in (DRAFTS, ACCEPTED)
-        ]
-        return sums[0], sums[1]
+    def counters(self) -> Window:
+        """Return what the server has counted since its start; the counters trail the answers a little."""
+        time.sleep(SETTLE_SECONDS)
+        return read(self._request("/metrics"))
 
     def _request(self, path: str, body: Any = None) -> str:
         try:

@@ -13,7 +13,7 @@ from components.serving.profiles import A10G, SUMS_FILE, Serving
 from components.store.artifact import Artifact, commit
 from components.store.backend import Store
 from pipelines import seaweed
-from pipelines.deployment import waiting
+from pipelines.deployment import smoke, waiting
 from pipelines.deployment.api import Namespace
 from pipelines.deployment.evidence import Evidence, gather
 from tests.charts.conftest import IMAGE
@@ -103,6 +103,7 @@ def vllm() -> Iterator[vllm_stand_in.Server]:
 def account(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Namespace]:
     """Return the namespace as the account of a token sees it, by a kubeconfig."""
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(smoke, "SETTLE_SECONDS", 0)
 
     def of(token: str = ADMIN) -> Namespace:
         path = tmp_path / f"{token}.json"
