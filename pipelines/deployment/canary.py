@@ -11,7 +11,7 @@ from typing import Any
 from components.contract.errors import GateError, StageError, TransientError, UserError
 from pipelines.deployment import rollout
 from pipelines.deployment.api import Namespace, Object
-from pipelines.deployment.chart import ROUTE, pod_labels, port_of, service_of
+from pipelines.deployment.chart import ROUTE, pod_labels, port_of, route_of, service_of
 from pipelines.deployment.counters import Window, faults
 from pipelines.deployment.evidence import Evidence
 from pipelines.deployment.preflight import demand_rights
@@ -37,9 +37,9 @@ def start(
     """
     serving = _serving(namespace, name)
     demand_rights(namespace, [{"apiVersion": ROUTE[0], "kind": ROUTE[1]}])
-    live = namespace.get(*ROUTE, name)
+    live = namespace.get(*route_of(name))
     if live is None and gateway is None:
-        raise UserError(f"HTTPRoute {name}: is not there; name the gateway, --gateway NAMESPACE/NAME")
+        raise UserError(f"HTTPRoute {route_of(name)[-1]}: is not there; name the gateway, --gateway NAMESPACE/NAME")
     spec = dict(live["spec"]) if live else {}
     if gateway:
         where, _, called = gateway.rpartition("/")
@@ -111,9 +111,9 @@ def _serving(namespace: Namespace, name: str) -> Revision:
 
 
 def _route(namespace: Namespace, name: str) -> Object:
-    found = namespace.get(*ROUTE, name)
+    found = namespace.get(*route_of(name))
     if found is None:
-        raise UserError(f"HTTPRoute {name}: is not there; qdflash canary makes it")
+        raise UserError(f"HTTPRoute {route_of(name)[-1]}: is not there; qdflash canary makes it")
     return dict(found["spec"])
 
 
@@ -124,4 +124,5 @@ def _weigh(namespace: Namespace, name: str, spec: Object, shares: list[tuple[Rev
 
 
 def _apply(namespace: Namespace, name: str, spec: Object) -> None:
-    namespace.apply({"apiVersion": ROUTE[0], "kind": ROUTE[1], "metadata": {"name": name}, "spec": spec})
+    api_version, kind, called = route_of(name)
+    namespace.apply({"apiVersion": api_version, "kind": kind, "metadata": {"name": called}, "spec": spec})

@@ -17,6 +17,11 @@ LAST = ("InferenceService", "Deployment")
 ROUTE = ("gateway.networking.k8s.io/v1", "HTTPRoute")
 
 
+def route_of(name: str) -> tuple[str, str, str]:
+    """Return the HTTPRoute that shares requests between a service and its canary; KServe has one of the bare name."""
+    return *ROUTE, f"{name}-shares"
+
+
 def read_values(path: Path) -> dict[str, Any]:
     """Read a file of the operator's values."""
     try:

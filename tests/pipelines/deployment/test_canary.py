@@ -9,7 +9,7 @@ import pytest
 from components.contract.errors import GateError, StageError, TransientError, UserError
 from pipelines.deployment import canary, rollout
 from pipelines.deployment.api import Namespace
-from pipelines.deployment.chart import ROUTE
+from pipelines.deployment.chart import route_of
 from pipelines.deployment.counters import Window, faults, read
 from pipelines.deployment.evidence import Evidence, gather
 from tests.kubernetes_api.controllers import Object, World, playing
@@ -100,7 +100,7 @@ def beside(namespace: Namespace, evidence: Evidence, said: list[str], **given: A
 
 
 def weights(namespace: Namespace) -> dict[str, int]:
-    route = namespace.get(*ROUTE, "pair")
+    route = namespace.get(*route_of("pair"))
     assert route is not None
     assert route["spec"]["parentRefs"] == [{"name": "public", "namespace": "gateways"}]
     assert route["spec"]["hostnames"] == ["pair.example"]
@@ -141,7 +141,7 @@ def test_a_canary_that_holds_takes_the_other_s_place(
     assert runtime is not None
     assert '"sizeLimit": "1Gi"' in str(runtime).replace("'", '"')  # with the values that the canary had
     rollout.undeploy(deployer, "pair", said.append)
-    assert deployer.get(*ROUTE, "pair") is None
+    assert deployer.get(*route_of("pair")) is None
 
 
 def test_a_canary_that_is_worse_is_taken_away(
