@@ -22,6 +22,7 @@ from components.measure import acceptance, answers, exam, latency, machine, pari
 from components.measure.endpoint import Endpoint, connect
 from components.measure.job import RESULT, Job
 from components.measure.ledger import Ledger
+from components.measure.speedup import speedup
 from components.measure.stage import Config
 from components.measure.suites import Bench, Row
 from components.store import cache
@@ -73,9 +74,9 @@ def _latency(job: Job, benches: list[Bench]) -> tuple[list[Row], Row | None]:
         return figures, None
     fast, slow = (_timed(bench) for bench in benches)
     alone = [name for name, regime in config.latency.items() if regime.concurrency == 1]
-    every = latency.speedup(slow, fast, config.seed)
-    published = latency.speedup({name: slow[name] for name in alone}, fast, config.seed)
-    return figures, {"speedup": {"regimes": every["regimes"], "mean": published["mean"]}}
+    every = speedup(slow, fast, config.seed)
+    serial = speedup({name: slow[name] for name in alone}, fast, config.seed)
+    return figures, {"speedup": {"regimes": every["regimes"], "mean": serial["mean"]}}
 
 
 def _timed(bench: Bench) -> dict[str, list[Row]]:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from components.contract.errors import StageError, UserError
-from components.measure.intervals import median_interval, percentiles, resampled
+from components.measure.intervals import median_interval
+from components.measure.speedup import answered
 from components.measure.texts import first_tokens
 from components.serving.client import Client
 
@@ -76,7 +77,7 @@ def summarise(samples: list[dict[str, Any]], seed: int, concurrency: int = 1) ->
     ``concurrency`` requests always in flight (Little's law: concurrency · mean tokens / mean seconds). ``n`` counts
     timed requests, ``failed`` the others; with none timed the figures are None.
     """
-    timed = _timed(samples)
+    timed = answered(samples)
     counts = {"n": len(timed), "failed": len(samples) - len(timed)}
     if not timed:
         names = "median_ms low high p95_ms ttft_ms ttft_p95_ms per_token_ms tokens tokens_per_second"
@@ -97,38 +98,3 @@ def summarise(samples: list[dict[str, Any]], seed: int, concurrency: int = 1) ->
         "tokens_per_second": float(1000 * concurrency * tokens.mean() / total.mean()),
         **counts,
     }
-
-
-def speedup(slow: dict[str, list[dict[str, Any]]], fast: dict[str, list[dict[str, Any]]], seed: int) -> dict[str, Any]:
-    """Return how many times faster ``fast`` is than ``slow``, both as timed samples by regime.
-
-    ``regimes`` {regime: {value, low, high}}: the ratio of medians, both sides resampled for the interval; ``mean``
-    {value, low, high}: the mean of these ratios, which is the published statistic (11.13, 6.96 and 2.84 make 6.98). A
-    regime that either side never answered is left out.
-    """
-    values: dict[str, float] = {}
-    drawn: dict[str, np.ndarray] = {}
-    for name in slow:
-        sides = [np.array([sample["seconds"] for sample in _timed(many)]) for many in (slow[name], fast[name])]
-        if not all(len(side) for side in sides):
-            continue
-        values[name] = float(np.median(sides[0]) / np.median(sides[1]))
-        medians = [_medians(side, seed + 2 * len(drawn) + number) for number, side in enumerate(sides)]
-        drawn[name] = medians[0] / medians[1]
-    regimes = {name: {"value": value, **_interval(drawn[name])} for name, value in values.items()}
-    if not values:
-        return {"regimes": {}, "mean": None}
-    mean = float(np.mean(list(values.values())))
-    return {"regimes": regimes, "mean": {"value": mean, **_interval(np.mean(list(drawn.values()), axis=0))}}
-
-
-def _medians(seconds: np.ndarray, seed: int) -> np.ndarray:
-    return resampled(len(seconds), lambda indices: np.median(seconds[indices], axis=1), seed)
-
-
-def _timed(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [sample for sample in samples if "failed" not in sample]
-
-
-def _interval(drawn: np.ndarray) -> dict[str, float | None]:
-    return dict(zip(("low", "high"), percentiles(drawn), strict=True))

@@ -34,6 +34,7 @@ class TaskRecord:
     started: float | None = None
     curve: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
+    timed: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     served: tuple[Model, Model | None] | None = None
 
     @classmethod
@@ -73,6 +74,7 @@ def collect(inputs: dict[str, Input]) -> dict[str, TaskRecord]:
             one.artifact,
             curve=_lines(one, "curve.jsonl"),
             samples=_lines(one, "samples.jsonl"),
+            timed=_timed(one),
             served=_served(manifest) if manifest["stage"] == "measure" else None,
         )
     return tasks
@@ -82,6 +84,16 @@ def _lines(one: Input, name: str) -> list[dict[str, Any]]:
     if not any(entry["path"] == name for entry in one.artifact.files):
         return []
     return [json.loads(line) for line in one.file(name).read_text(encoding="utf-8").split("\n") if line]
+
+
+def _timed(one: Input) -> dict[str, list[dict[str, Any]]]:
+    """Return the timed requests of a measurement by regime, where they went out one at a time."""
+    name = "latency.json"
+    if not any(entry["path"] == name for entry in one.artifact.files):
+        return {}
+    asked = one.artifact.manifest["config"]["latency"]
+    found = json.loads(one.file(name).read_text(encoding="utf-8"))
+    return {regime: timed["samples"] for regime, timed in found.items() if asked[regime]["concurrency"] == 1}
 
 
 def _served(manifest: dict[str, Any]) -> tuple[Model, Model | None] | None:

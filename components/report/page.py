@@ -32,6 +32,10 @@ TERMS = {
     "accept-length, held-out": "The same, predicted in training: on stored answers instead of a running server.",
     "greedy parity": "Whether speculation changes what the target answers at temperature 0. Equal: the same tokens. "
     "Tie: they part where two tokens are about equally likely. Broken: neither, which must not be.",
+    "sampled as the target alone": "Whether continuations drawn at random are distributed as the target's own. p is "
+    "the share of random splits of both sides' continuations that are as far apart; below 0.01 the two differ.",
+    "times faster": "The ratio of the median latencies of the baseline and of a variant, measured in succession. "
+    "The mean over the regimes is the published statistic.",
     "KL to the teacher": "How far the quantised model's next-token distribution is from the BF16 model's, in nats; 0 "
     "is none. QAD, quantization-aware distillation, lowers it by moving weights on their 4-bit grid.",
     "codes changed": "The share of 4-bit weights that QAD moved to another value.",

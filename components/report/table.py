@@ -3,9 +3,11 @@
 from typing import Any
 
 from components.measure import cost
+from components.measure.speedup import speedup
 from components.report.collect import TaskRecord
 
 Tasks = dict[str, TaskRecord]
+SEED = 0
 COLUMNS = {"measure_baseline": "BF16 baseline", "measure_target": "W4A16 target", "measure_pair": "target + drafter"}
 
 
@@ -31,6 +33,7 @@ def comparison(tasks: Tasks) -> list[dict[str, Any]]:
                 "cells": [interval(task.get(f"latency.{regime}"), "median_ms") for task in measured],
             }
         )
+    rows += _faster(measures(tasks))
     if any(task.step_bytes for task in measured):
         rows.append({"metric": "bytes moved per step (MB)", "cells": [_megabytes(task, 1.0) for task in measured]})
         per_token = [_megabytes(task, task.get("acceptance_length.value") or 1.0) for task in measured]
@@ -49,6 +52,23 @@ def comparison(tasks: Tasks) -> list[dict[str, Any]]:
     if any(task.get("sampled") for task in measured):
         cells = [_sampled(task.get("sampled")) for task in measured]
         rows.append({"metric": "sampled as the target alone does", "cells": cells})
+    return rows
+
+
+def _faster(measured: Tasks) -> list[dict[str, Any]]:
+    """Rows of how many times faster than its run's baseline each variant is, by regime and on average."""
+    found = {}
+    for label, task in measured.items():
+        base = measured.get(called(run_of(task.name), COLUMNS["measure_baseline"]), task)
+        shared = {name: samples for name, samples in base.timed.items() if name in task.timed and base is not task}
+        found[label] = speedup(shared, task.timed, SEED)
+    rows = []
+    for regime in dict.fromkeys(name for one in found.values() for name in one["regimes"]):
+        cells = [interval(one["regimes"].get(regime), "value") for one in found.values()]
+        rows.append({"metric": f"times faster than the baseline: {regime}", "cells": cells})
+    if len(rows) > 1:
+        cells = [interval(one["mean"], "value") for one in found.values()]
+        rows.append({"metric": "times faster: mean of the regimes", "cells": cells})
     return rows
 
 

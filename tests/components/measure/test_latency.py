@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from components.measure.latency import prompt_of_length, speedup, summarise
+from components.measure.latency import prompt_of_length, summarise
+from components.measure.speedup import speedup
 
 
 def byte_tokenizer(text, add_special_tokens):

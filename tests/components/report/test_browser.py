@@ -31,6 +31,12 @@ document.getElementById("page").onload = event => {
 </script>"""
 
 
+def took(seconds):
+    """Three timed requests of one regime and a failed one, two regimes."""
+    samples = [{"seconds": seconds}] * 3 + [{"failed": "status 500"}]
+    return {"short": samples, "long": [{"seconds": seconds / 2}] * 3}
+
+
 def a_run(scale, damping):
     """A made-up run: its tasks by name."""
     interval = {"low": 1.2 * scale, "high": 1.6 * scale, "n": 24}
@@ -44,6 +50,7 @@ def a_run(scale, damping):
     drafted = {"value": 1.4 * scale, **interval, "per_position": [0.3, 0.1, 0.05]}
     pair = {**measured, "acceptance_length": drafted, "parity": {"compared": 8, "equal": 8, "ties": 0, "broken": 0}}
     answer = {"id": "p1", "prompt": "Say <b>hi</b>", "text": "hi " * 60}
+    answered = {"samples": [answer]}
     rule = {"name": "acceptance", "metric": "measure_pair.acceptance_length.low", "value": 1.2, "demand": "above 1"}
     gate = {"passed": True, "failed": [], "rules": [{**rule, "status": "pass"}]}
     curve = [{"step": step, "kl": 0.5 / (step + 1), "loss": 0.6 / (step + 1)} for step in range(5)]
@@ -52,9 +59,9 @@ def a_run(scale, damping):
     parts = [
         ("qad", "qad", {"kl_before": 0.5, "kl_after": 0.1, "codes_changed": 0.01}, {}, {"curve": curve}),
         ("gptq", "gptq", {}, {"damping": damping}, {}),
-        ("measure_baseline", "measure", measured, asked, {"samples": [answer], "served": (target, None)}),
-        ("measure_target", "measure", measured, asked, {"samples": [answer], "served": (target, None)}),
-        ("measure_pair", "measure", pair, asked, {"samples": [answer], "served": (target, drafter)}),
+        ("measure_baseline", "measure", measured, asked, {**answered, "timed": took(4), "served": (target, None)}),
+        ("measure_target", "measure", measured, asked, {**answered, "timed": took(2), "served": (target, None)}),
+        ("measure_pair", "measure", pair, asked, {**answered, "timed": took(scale), "served": (target, drafter)}),
         ("gate", "gate", gate, {}, {}),
     ]
     found = {}
@@ -114,3 +121,12 @@ def test_two_runs_show_what_was_asked_for_differently_and_both_columns():
     for text in ("<th>smol/target + drafter</th>", "<th>other/target + drafter</th>", "500 [450, 550], n = 50",
                  "750 [675, 825], n = 50", "other: Gate passed"):  # fmt: skip
         assert text in html
+    told = ("–", "–", "2 [2, 2]", "2 [2, 2]", "4 [4, 4]", "2.667 [2.667, 2.667]")
+    cells = "".join(f"<td>{cell}</td>" for cell in told)
+    for row in ("than the baseline: short", "than the baseline: long", ": mean of the regimes"):
+        assert f"<th>times faster{' ' if row[0] != ':' else ''}{row}</th>{cells}" in html
+    cells = "".join(
+        f"<td>{cell}</td>" for cell in ("–", "–", "2 [2, 2]", "2 [2, 2]", "4 [4, 4]", "2.667 [2.667, 2.667]")
+    )
+    for row in ("than the baseline: short", "than the baseline: long", ": mean of the regimes"):
+        assert f"<th>times faster{' ' if row[0] != ':' else ''}{row}</th>{cells}" in html
