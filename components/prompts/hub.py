@@ -15,7 +15,7 @@ from components.chats.rows import Row
 from components.contract.digest import file_sha256
 from components.contract.errors import TransientError, UserError, of_machine, one_line
 from components.contract.log import Log
-from components.prompts.sources import Shard
+from components.prompts.sources import Shard, of_files
 from components.store.backend import Store
 from components.store.lease import Lease
 
@@ -44,7 +44,7 @@ def of_hub(dataset: Any, store: Store, scratch: Path, log: Log) -> list[Shard]:
             for split in dataset.splits
         }
     return [
-        Shard(f"{split} {number}/{len(copies[split])}", _rows_of(builder, split, copy, scratch))
+        Shard(f"{split} {number}/{len(copies[split])}", _rows_of(copy, split, scratch))
         for split in dataset.splits
         for number, copy in enumerate(copies[split], 1)
     ]
@@ -57,20 +57,13 @@ def _key(dataset: Any, url: str) -> str:
     return f"{FOLDER}/{dataset.id}/{dataset.revision}/{file}"
 
 
-def _rows_of(builder: Any, split: str, copy: "_Copy", scratch: Path) -> Callable[[int], Iterator[Row]]:
-    declared = builder.info.features
-
+def _rows_of(copy: "_Copy", split: str, scratch: Path) -> Callable[[int], Iterator[Row]]:
     def rows(start: int) -> Iterator[Row]:
         path = scratch / Path(copy.key).name
         copy.fetch(path)
-        builder.config.data_files = {split: [str(path)]}
-        builder.info.features = declared  # not those of the file before
-        try:
-            stream = builder.as_streaming_dataset(split)
-            for row in stream.skip(start) if start else stream:
-                yield {**row, "category": split}
-        except (ValueError, OSError) as error:
-            raise UserError(f"{copy.url}: not readable ({one_line(error, 200)})") from error
+        (shard,) = of_files([path])
+        for row in shard.rows(start):
+            yield {**row, "category": split}
         path.unlink()
 
     return rows

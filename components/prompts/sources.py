@@ -55,7 +55,7 @@ def _parquet(path: Path, start: int) -> Iterator[Row]:
     from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path, pre_buffer=False)  # which would hold all of it
     except pyarrow.ArrowInvalid as error:
         raise UserError(f"{path.name}: not a parquet file ({one_line(error, 120)})") from error
     columns = [name for name in file.schema_arrow.names if name in COLUMNS]

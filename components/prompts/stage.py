@@ -46,7 +46,7 @@ OUTPUTS = {
 
 
 class Dataset(StageConfig):
-    """A data set on the Hugging Face hub, copied into the store once; the token of gated ones is ``HF_TOKEN``."""
+    """A hub data set of parquet or JSON lines, copied into the store once; gated ones need ``HF_TOKEN``."""
 
     id: str = Field(description="owner/name", pattern=r"^[\w.-]+/[\w.-]+$")
     revision: str = Field(description="commit: 40 hex digits, never a branch", pattern=r"^[0-9a-f]{40}$")

@@ -1,7 +1,9 @@
 """Files as sources, JSONL and the data set's own parquet shards, alone and through the stage."""
 
+import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from components.chats.rows import write_rows
@@ -59,6 +61,16 @@ def test_a_shard_is_read_from_any_row_on(tmp_path: Path, start: int) -> None:
     for shard in sources.of_files([*paths, tmp_path / "stem.jsonl"]):
         found = [(one["uuid"], one["messages"]) for one in shard.rows(start)]
         assert found == [(one["uuid"], one["messages"]) for one in rows[start:]]
+
+
+def test_reading_a_shard_holds_a_row_group_of_it(tmp_path: Path) -> None:
+    """Answers of random digits, which no compression makes small: 6 MB a row group."""
+    rows = (nemotron.row(f"Question {n}?", "stem", answer=os.urandom(3000).hex()) for n in range(8000))
+    (path,) = nemotron.write(tmp_path, "stem", [rows])
+    assert path.stat().st_size > 40 << 20
+    before = pa.total_allocated_bytes()
+    most = max(pa.total_allocated_bytes() for _ in sources.of_files([path])[0].rows(0))
+    assert most - before < 20 << 20
 
 
 def test_a_draw_from_its_own_manifest_is_the_draw(repository: Path, stage: Stage) -> None:
