@@ -129,8 +129,9 @@ def test_the_published_protocol_in_one_command(bench, server, tmp_path):
         192,
         False,
     )
-    code, _, said = bench(*words, "--max-tokens", "450")
-    assert (code, "published prompts and 450 tokens fit into the server's 512" in said) == (2, True), said
+    (folder / "longbench_v2.jsonl").write_text(json.dumps({"context": "A cat. " * 500, "question": "Why?"}) + "\n")
+    code, _, said = bench(*words, "--max-tokens", "8")
+    assert (code, "6 of 7 published prompts and 8 tokens fit into the server's 512" in said) == (2, True), said
     (folder / "gsm8k.jsonl").unlink()
     code, _, said = bench(*words)
     assert (code, "gsm8k.jsonl: missing; qdflash bench prefetch --suite acceptance stores it" in said) == (2, True)
