@@ -50,14 +50,18 @@ def test_each_alert_fires_when_it_should_and_not_otherwise(render: Render, tmp_p
 
 
 def test_the_scenarios_bite(render: Render, tmp_path: Path) -> None:
-    """A floor that the alert does not heed, and a selector that takes in the neighbours, fail them."""
+    """A floor that the alert does not heed, a selector that takes in the neighbours, a few drafts that count."""
     path, tests = rules(render, tmp_path), tmp_path / "alerts.yaml"
     tests.write_text(Path(__file__).with_name("alerts.yaml").read_text())
-    right = path.read_text()
-    for was, wrong in (("< 3", "< 2.5"), ("[a-z0-9]+-[a-z0-9]{5}", ".+"), ("> 1000", "> 1")):
-        assert was in right
-        path.write_text(right.replace(was, wrong))
-        assert promtool("test", "rules", tests).returncode != 0, was
+    wrong = path.read_text()
+    for was, now in (("< 3", "< 2.5"), ("[a-z0-9]+-[a-z0-9]{5}", ".+"), ("> 1000", "> 1")):
+        assert was in wrong
+        wrong = wrong.replace(was, now)
+    path.write_text(wrong)
+    done = promtool("test", "rules", tests)
+    assert done.returncode != 0
+    failed = set(re.findall(r"name: (.+),\n", done.stdout + done.stderr))
+    assert {" ".join(name.split()[:2]) for name in failed} == {"a healthy", "acceptance falls", "a low"}
 
 
 def test_without_a_measured_interval_there_is_no_floor_to_alert_by(render: Render) -> None:
