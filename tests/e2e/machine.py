@@ -1,10 +1,9 @@
 """Images made of this machine: a base that is its Python and the few files that needs, and environments on top of it.
 
-No image is fetched from anywhere. Images of whole roles hold the environments that ``make setup`` made from the locks,
-because installing PyTorch twice more would take minutes.
+No image is fetched from anywhere. Images of roles hold what their stages need of the environments that ``make setup``
+made from the locks, because installing PyTorch twice more would take minutes, and so would all the rest of it.
 """
 
-import contextlib
 import io
 import os
 import re
@@ -39,17 +38,18 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.partition("[")[0]).lower()
 
 
-def closure(*names: str) -> set[str]:
-    """Return packages installed here and all that they require."""
-    found: set[str] = set()
+def closure(*names: str, packages: Path | None = None) -> dict[str, metadata.Distribution]:
+    """Return packages and all that they require, as far as they are installed here or in the folder ``packages``."""
+    path = [str(packages)] if packages else sys.path
+    installed = {normal(one.metadata["Name"]): one for one in metadata.distributions(path=path)}
+    found: dict[str, metadata.Distribution] = {}
     left = list(names)
     while left:
         name = normal(left.pop())
-        if name not in found:
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                wanted = metadata.requires(name) or []
-                found.add(name)
-                left += [re.split(r"[^\w.-]", one)[0] for one in wanted if "extra ==" not in one]
+        if name not in found and name in installed:
+            found[name] = installed[name]
+            wanted = found[name].requires or []
+            left += [re.split(r"[^\w.-]", one)[0] for one in wanted if "extra ==" not in one]
     return found
 
 
@@ -121,17 +121,28 @@ def add_base(tree: Tree) -> None:
     tree.folder("/tmp", 0o1777)
 
 
-def add_environment(tree: Tree, role: str) -> None:
-    """Add a role's environment at /opt/venv and the code at /opt/qdflash, as images/Dockerfile lays them."""
+def add_environment(tree: Tree, role: str, *names: str) -> None:
+    """Add packages of a role at /opt/venv and the code at /opt/qdflash, as images/Dockerfile lays them.
+
+    ``names`` and what they require are added, without their own tests and headers.
+    """
     venv = VENVS / role
-    own = re.compile(r"(__editable__|qdflash-).*")  # the project as installed here, which points to this checkout
-    tree.tree(venv, "/opt/venv", lambda path: path.parent == venv / "bin" or bool(own.fullmatch(path.name)))
+    (packages,) = venv.glob("lib/python3*/site-packages")
+    needed = {
+        file.parts[0] for one in closure(*names, packages=packages).values() for file in one.files or () if file.parts
+    }
+
+    def unused(path: Path) -> bool:
+        other = path.parent == packages and path.name not in needed
+        return other or path.parent == venv / "bin" or path.name in ("tests", "include")
+
+    tree.tree(venv, "/opt/venv", unused)
     for script in (venv / "bin").iterdir():
         data = None if script.is_symlink() else script.read_bytes().replace(str(venv).encode(), b"/opt/venv")
         tree.file(script, f"/opt/venv/bin/{script.name}", data)
     for package in ("components", "pipelines"):
         tree.tree(ROOT / package, f"/opt/qdflash/{package}", lambda path: path.name == "__pycache__")
-    (installed,) = venv.glob("lib/python3*/site-packages/qdflash-*.dist-info")
+    (installed,) = packages.glob("qdflash-*.dist-info")
     tree.tree(installed, f"/opt/qdflash/{installed.name}")
     tree.folder("/state", 0o1777)
 
@@ -161,8 +172,8 @@ def base(client: docker.DockerClient) -> str:
     return imported(client, "qdflash-test-base", add_base, changes=[f"ENV PATH={path}"])
 
 
-def role(client: docker.DockerClient, name: str) -> str:
-    """Make the image of a role from the environment here."""
+def role(client: docker.DockerClient, name: str, *packages: str) -> str:
+    """Make the image of a role from these packages of its environment here."""
     changes = [
         f"ENV PATH=/opt/venv/bin:{PYTHON / 'bin'}:/usr/bin:/bin {ENVIRONMENT}",
         "WORKDIR /tmp",
@@ -172,6 +183,6 @@ def role(client: docker.DockerClient, name: str) -> str:
         client,
         f"qdflash-test-{name}",
         add_base,
-        lambda tree: add_environment(tree, name),
+        lambda tree: add_environment(tree, name, *packages),
         changes=[*changes, "USER 65532:65532"],
     )
