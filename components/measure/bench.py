@@ -127,7 +127,8 @@ def _parity(job: Job, benches: list[Bench]) -> tuple[list[Row], Row | None]:
 
 def _quality(job: Job, benches: list[Bench]) -> tuple[list[Row], Row | None]:
     inputs = Inputs({"tasks": [Input(str(path)) for path in job.tasks]})
-    loaded = [exam.load_quality(bench.config, inputs, bench.output) for bench in benches]
+    items = exam.read_items(job.config, inputs)
+    loaded = [exam.load_quality(bench.config, items, bench.output) for bench in benches]
     for bench, tasks in zip(benches, loaded, strict=True):
         bench.ledger.expect(sum(task.count for task in tasks))
     # the second server first: what it answered is the first one's baseline

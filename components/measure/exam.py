@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 THINK_END = "</think>"
 QUALITY_SEED = 1234
 FILE = "quality.json"
+Items = dict[str, dict[str, list[Row]]]
+"""The rows of every suite, by split."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,20 @@ class QualityTask:
     max_tokens: int
 
 
-def load_quality(config: "Config", inputs: Inputs, output: Output) -> list[QualityTask]:
-    """Read and check the rows of every quality suite, before any server starts."""
+def read_items(config: "Config", inputs: Inputs) -> Items:
+    """Read and check the rows of every quality suite: quickly, before any server starts."""
     files = {one.path.name: one.path for one in inputs.all("tasks")}
+    return {
+        name: quality.select_rows(name, files, wanted.limit, _shots(name, wanted.shots))
+        for name, wanted in config.quality.items()
+    }
+
+
+def load_quality(config: "Config", items: Items, output: Output) -> list[QualityTask]:
+    """Make lm-eval's tasks of the items; importing lm-eval takes a while."""
     loaded = []
     for name, wanted in config.quality.items():
-        suite = quality.SUITES[name]
-        shots = suite.shots if wanted.shots is None else min(wanted.shots, suite.shots)
-        rows = quality.select_rows(name, files, wanted.limit, shots)
+        suite, rows, shots = quality.SUITES[name], items[name], _shots(name, wanted.shots)
         loaded.append(
             QualityTask(
                 name=name,
@@ -52,6 +60,11 @@ def load_quality(config: "Config", inputs: Inputs, output: Output) -> list[Quali
             )
         )
     return loaded
+
+
+def _shots(name: str, wanted: int | None) -> int:
+    most = quality.SUITES[name].shots
+    return most if wanted is None else min(wanted, most)
 
 
 def measure_quality(bench: Bench, tasks: list[QualityTask], baseline: Path | None = None) -> Row:

@@ -137,7 +137,7 @@ class Config(StageConfig):
 
 def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Start the server once, run the suites, write raw samples and figures; metrics as the module says."""
-    from components.measure import machine
+    from components.measure import exam, machine
     from components.serving.server import Server
 
     if config.windows:
@@ -145,17 +145,18 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     model = inputs["model"].path
     draft = _draft(model, config)
     baseline = _baseline(config, inputs)
+    items = exam.read_items(config, inputs)
     metrics: dict[str, Any] = {"label": config.label, "machine": machine.describe()}
     with Server(model, draft, config.profile, log_path=output.scratch / "server.log") as server:
         from transformers import AutoTokenizer
 
-        from components.measure import exam, suites
+        from components.measure import suites
         from components.measure.ledger import Ledger
 
         tokenizer = AutoTokenizer.from_pretrained(model)
         prompts = _prompts(config, inputs, tokenizer)
         with output.timed("tasks"):
-            tasks = exam.load_quality(config, inputs, output)
+            tasks = exam.load_quality(config, items, output)
         ledger = Ledger(output, _items(config, len(prompts)) + sum(task.count for task in tasks))
         with output.timed("start"):
             server.wait()

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from components.chats.rows import read_rows, write_rows
 from components.contract.context import Input, Inputs, Output
 from components.contract.digest import stage_digest
+from components.contract.errors import UserError
 from components.contract.log import Log
 from components.measure.ledger import Ledger
-from components.measure.stage import VERSION, Answers, Config, Regime
+from components.measure.stage import VERSION, Answers, Config, Quality, Regime, run
 from components.serving.profiles import CPU
 from components.store.artifact import commit, read_manifest
 from components.store.backend import Store
@@ -76,6 +77,15 @@ def command(tmp_path, tiny_model, tiny_draft):
     for port, uri in uris.items():
         argv += ["--input", f"{port}={uri}"]
     return [*argv, "--output", store.uri(f"measure/{digest}")], store, digest
+
+
+def test_missing_items_are_named_before_a_server_starts(tmp_path):
+    output = Output(tmp_path, tmp_path, Work(Store(str(tmp_path / "store")), "_work"), Log("test", io.StringIO()))
+    model = tmp_path / "model.gguf"
+    model.touch()
+    with pytest.raises(UserError, match=r"no file called gpqa\.jsonl"):
+        run(Config(quality={"gpqa": Quality()}), Inputs({"model": [Input(str(model))]}), output)
+    assert not (tmp_path / "server.log").exists()
 
 
 @pytest.mark.slow
