@@ -129,15 +129,25 @@ def pack_latents(latents: Tensor, scales: Tensor, bits: int) -> Tensor:
     It adds 136 to the fp32 quotient, in fp32, and rounds to bf16, whose neighbours from 128 to 256 are the integers.
     The codes are those of the division: a sum in fp32 keeps the side of a tie, since quotients of two bf16 numbers
     that are no tie are further from it, within the codes' range, than the sum's own rounding (2⁻¹⁷).
+
+    Raises:
+        ValueError: NaN or infinity among the latents, which have no code.
     """
     narrow = latents.dtype == scales.dtype == torch.bfloat16 and bits == BITS and sys.byteorder == "little"
     if not narrow or latents.shape[1] // scales.shape[1] % 8:
+        _demand_finite(latents)
         return pack_codes(integer_codes(latents, scales, bits), bits)
     packed = torch.empty((len(latents), latents.shape[1] // 2), dtype=torch.uint8, device=latents.device)
     for room, scale, part, latent in parts(scales, packed, latents, dtype=torch.bfloat16):
+        _demand_finite(latent)
         shifted = room.fill_(_SHIFT).addcdiv_(latent, scale).view(torch.int16)
         part.copy_(_pairs(shifted.clamp_(_LOWEST, _LOWEST + 15).to(torch.int8)))
     return packed.view(torch.int32)
+
+
+def _demand_finite(latents: Tensor) -> None:
+    if not torch.isfinite(torch.stack(torch.aminmax(latents))).all():
+        raise ValueError("latents hold NaN or infinity")
 
 
 def _pairs(stored: Tensor) -> Tensor:

@@ -55,8 +55,6 @@ class Latents:
         latent, scales = self._selected[f"{module}.weight"], self._selected[f"{module}.{SCALE}"]
         if latent.shape != original.codes.shape or latent.dtype not in (torch.float32, torch.bfloat16):
             raise UserError(f"{where}: latents are {latent.dtype} {list(latent.shape)}; they do not fit the student's")
-        if not torch.isfinite(torch.stack(torch.aminmax(latent))).all():
-            raise UserError(f"{where}: latents hold NaN or infinity; training diverged")
         if not same_bytes(scales, original.scales):
             raise UserError(f"{where}: scales differ from the student's; the grid must stay frozen in training")
         return latent
@@ -81,7 +79,12 @@ class Latents:
         original = self.original(module, codes=module in self.carried)
         if module in self.carried:
             return original
-        return replace(original, words=pack_latents(self.latent(module, original), original.scales, original.bits))
+        latent = self.latent(module, original)
+        try:
+            return replace(original, words=pack_latents(latent, original.scales, original.bits))
+        except ValueError as error:
+            file = self._selected.file(f"{module}.weight")
+            raise UserError(f"{file}: {module}: {error}; training diverged") from error
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:

@@ -2,9 +2,16 @@
 
 ``.venv/train/bin/python tests/benchmarks/pack_speed.py``; writes docs/results/pack-speed.*. The text model has
 Qwen3.5-4B's widths and random weights: 8 layers and the embedding, then 4 layers alone, where every byte is packed.
-These take turns on the same files: ours from student and latents to the folder, proofs excluded; a copy of that
-folder's files into a folder store; on the layers alone the library, which gets weights and scales as its model and
-writes it. What one leaves to be written to disk is written before the next starts, and the inputs are read once.
+These take turns on the same files:
+
+- ours, from student and latents to the folder, proofs excluded;
+- copy, of that folder's files into a folder store: bytes alone, nothing is hashed;
+- commit, of that folder as an artifact of a folder store: the same copy, and the sha256 of every file;
+- read and write: ours without arithmetic, its floor; each latent is read once, and as many bytes as its codes have are
+  written. For one byte of codes there are four of latents to read, which a copy does not have;
+- on the layers alone the library, which gets weights and scales as its model and writes it.
+
+What one leaves to be written to disk is written before the next starts, and the inputs are read once.
 Memory is what a process holds besides the files that it maps (its anonymous resident set, sampled), with one and with
 ten times the layers.
 """
@@ -24,6 +31,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import study
 import torch
@@ -40,12 +48,18 @@ from components.checkpoint.tensors import Tensors
 from components.checkpoint.write import save_quantized
 from components.contract.log import Log
 from components.pack.target import write_target
+from components.store.artifact import commit
 from components.store.backend import Store
 
 LAYERS, FEW_LAYERS, SMALL_VOCABULARY, GROUP, ROUNDS = 8, 4, 1024, 32, 5
 LARGEST = f"the largest tensor, an MLP's latents, has {9216 * 2560 * 2 / 1e9:.3f} GB"
 T_QUANTILE = 2.776  # of 5 rounds, 95 %
 DENSE = ("in_proj_a", "in_proj_b")
+STEPS = ("ours", "copy", "commit", "read and write")
+ABOUT = (
+    "Ratios are the seconds of a copy (bytes alone), or of a commit (with the sha256 of every file), over these, of "
+    "the same bytes and without proofs; `read and write` is ours without arithmetic."
+)
 
 
 def main() -> int:
@@ -58,19 +72,23 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(dir=study.ROOT / ".qdflash") as folder:
         whole = make(Path(folder, "model"), LAYERS)
-        seconds = alternate(whole, ("ours", "copy"))
+        seconds = alternate(whole, STEPS)
         shutil.rmtree(whole)
         few, many = Path(folder, "few"), Path(folder, "many")
-        alone = alternate(make(few, FEW_LAYERS, SMALL_VOCABULARY), ("ours", "copy", "library"))
+        alone = alternate(make(few, FEW_LAYERS, SMALL_VOCABULARY), (*STEPS, "library"))
         peaks = {FEW_LAYERS: peak(few), 10 * FEW_LAYERS: peak(make(many, 10 * FEW_LAYERS, SMALL_VOCABULARY))}
-    first = f"copy's seconds over these; {LAYERS} layers and the embedding, no proofs"
+    both = ((f"{LAYERS} layers and the embedding", seconds), (f"{FEW_LAYERS} layers alone", alone))
     rows = [
-        ratio("ours", "ratio_to_copy", seconds, "ours", first),
-        ratio("ours", "ratio_to_copy", alone, "ours", f"the same; {FEW_LAYERS} layers alone"),
-        ratio("compressed-tensors", "ratio_to_copy", alone, "library", "the same for ModelCompressor"),
+        *(
+            ratio(who, over, of, who, note)
+            for over in ("copy", "commit")
+            for who in ("ours", "read and write")
+            for note, of in both
+        ),
+        ratio("compressed-tensors", "copy", alone, "library", f"ModelCompressor; {FEW_LAYERS} layers alone"),
         *(
             study.row(who, "seconds", statistics.median(found), "s", ROUNDS, note=note)
-            for note, of in ((f"{LAYERS} layers and the embedding", seconds), (f"{FEW_LAYERS} layers alone", alone))
+            for note, of in both
             for who, found in of.items()
         ),
         *(
@@ -79,7 +97,7 @@ def main() -> int:
         ),
     ]
     versions = {name: version(name) for name in ("torch", "compressed-tensors", "safetensors")}
-    study.write("pack-speed", ".venv/train/bin/python tests/benchmarks/pack_speed.py", versions, rows)
+    study.write("pack-speed", ".venv/train/bin/python tests/benchmarks/pack_speed.py", versions, rows, about=ABOUT)
     print(json.dumps({"seconds": seconds, "alone": alone, "peaks": peaks}))
     return 0
 
@@ -124,6 +142,17 @@ def ours(folder: Path, out: Path) -> None:
     write_target(folder / "student", folder / "latents", folder, out, Log("pack"))
 
 
+def read_and_write(folder: Path, out: Path) -> None:
+    """Do what :func:`ours` does but for the arithmetic."""
+
+    def pass_over(latents: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+        latents.view(torch.int64).amax()  # as fast as memory
+        return torch.empty((len(latents), latents.shape[1] * bits // 32), dtype=torch.int32)
+
+    with patch("components.pack.latents.pack_latents", pass_over):
+        ours(folder, out)
+
+
 def library(folder: Path, out: Path) -> None:
     """Pack as compressed-tensors does a model whose weights and scales are given."""
     declared = read_config(folder / "student")["quantization_config"]
@@ -148,22 +177,26 @@ def _modules(latents: Tensors) -> list[str]:
 
 
 def copy(folder: Path, store: Path) -> None:
-    """Copy a folder's files into a folder store, as a commit does."""
+    """Copy a folder's files into a folder store."""
     for path in sorted(folder.iterdir()):
         Store(str(store)).upload(path, path.name)
 
 
 def alternate(folder: Path, who: tuple[str, ...]) -> dict[str, list[float]]:
-    """Return each round's seconds after a warm-up; they take turns, and the copy is of what ours wrote before it."""
+    """Return each round's seconds after a warm-up; they take turns, copies of what ours wrote follow it."""
     seconds: dict[str, list[float]] = {name: [] for name in who}
     for number in range(ROUNDS + 1):
         places = {name: folder / f"{name}-{number}" for name in who}
         steps: dict[str, Callable[[], None]] = {
             "ours": lambda places=places: ours(folder, places["ours"]),
             "copy": lambda places=places: copy(places["ours"], places["copy"]),
+            "commit": lambda places=places: commit(
+                Store(str(places["commit"])), "pack", "0" * 64, places["ours"], {"metrics": {}}
+            ),
+            "read and write": lambda places=places: read_and_write(folder, places["read and write"]),
             "library": lambda places=places: library(folder, places["library"]),
         }
-        for name in who if number % 2 else (*who[2:], *who[:2]):
+        for name in who if number % 2 else (*who[3:], *who[:3]):
             os.sync()
             read(folder)
             started = time.perf_counter()
@@ -184,10 +217,11 @@ def read(folder: Path) -> None:
                 pass
 
 
-def ratio(variant: str, metric: str, seconds: dict[str, list[float]], under: str, note: str) -> dict[str, Any]:
-    """Return the mean of the rounds' ratios of the copy's seconds to ``under``'s, with its interval."""
-    found = [copied / other for copied, other in zip(seconds["copy"], seconds[under], strict=True)]
+def ratio(variant: str, over: str, seconds: dict[str, list[float]], under: str, note: str) -> dict[str, Any]:
+    """Return the mean of the rounds' ratios of ``over``'s seconds to ``under``'s, with its interval."""
+    found = [one / other for one, other in zip(seconds[over], seconds[under], strict=True)]
     mean, half = statistics.mean(found), T_QUANTILE * statistics.stdev(found) / math.sqrt(len(found))
+    metric = f"ratio_to_{over}"
     return study.row(variant, metric, mean, "ratio", len(found), low=mean - half, high=mean + half, note=note)
 
 

@@ -91,6 +91,15 @@ def test_every_bf16_latent_is_packed_as_its_code_on_every_mantissa_of_a_scale(ex
         assert ties.sum(1).min() > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_has_no_code(value: float, dtype: torch.dtype):
+    latents, scales = sample(1100, 16, 64, 5, dtype)
+    latents[-1, 3] = value
+    with pytest.raises(ValueError, match="latents hold NaN or infinity"):
+        pack_latents(latents, scales, 4)
+
+
 def test_every_pair_of_codes_is_packed_as_the_library_does():
     every = torch.arange(-8, 8, dtype=torch.int8)
     pairs = torch.cartesian_prod(every, every).view(64, 8)

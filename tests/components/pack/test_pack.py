@@ -261,6 +261,17 @@ def test_the_proof_finds_one_changed_value(target: tuple[Path, Latents], suffix:
         prove_tensors(Tensors(folder), latents, Log("pack"))
 
 
+@pytest.mark.parametrize("model", ["qwen3_5_multimodal"], indirect=True)
+def test_the_proof_finds_codes_that_their_own_weights_do_not_have(latents: Path, student: Path, model: Path, tmp_path):
+    other = shutil.copytree(student, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    tensors[f"{MTP}.weight_scale"][5, 0] = 3e38  # twice that overflows
+    save_file(tensors, other / "model.safetensors")
+    trained = write_target(other, latents, model, tmp_path / "target", Log("pack"))
+    with pytest.raises(UserError, match=f"{MTP}: the student's own weights do not have the student's own codes"):
+        prove_tensors(Tensors(tmp_path / "target"), trained, Log("pack"))
+
+
 def test_the_proof_finds_a_module_that_is_not_quantised(target: tuple[Path, Latents]):
     folder, latents = target
     tensors = load_file(folder / "model.safetensors")
