@@ -16,6 +16,7 @@ from components.measure.parity import TIE_NATS, first_difference
 from components.serving.client import Client
 
 CONCURRENCY, LONGEST = 32, 512
+IDLE_SECONDS = 1  # vLLM closes a connection that was idle for 5: a request sent at that very moment breaks off
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MODEL = "qdflash"
 KEY = "open-sesame"
@@ -99,14 +100,18 @@ class Traffic:
     async def run(self, requests: int, slow: int, rss_mb: Callable[[], float]) -> None:
         """Send ``requests`` of every kind, ``CONCURRENCY`` at a time, ``slow`` of them read slowly beside those."""
         numbers = iter(range(requests - slow))
-        limits = httpx.Limits(max_connections=CONCURRENCY)
+        limits = httpx.Limits(max_connections=CONCURRENCY, keepalive_expiry=IDLE_SECONDS)
         async with httpx.AsyncClient(
             base_url=self.url, headers=HEADERS, timeout=300, limits=limits, trust_env=False
         ) as http:
 
             async def worker() -> None:
                 for number in numbers:
-                    await self.one(http, KINDS[number % len(KINDS)], number)
+                    kind = KINDS[number % len(KINDS)]
+                    try:
+                        await self.one(http, kind, number)
+                    except httpx.HTTPError as error:
+                        self.found.wrong.append(f"{kind}: {error!r}")
                     if self.found.requests % 50 == 0:
                         self.found.rss.append((self.found.requests, rss_mb()))
 
@@ -202,7 +207,7 @@ async def drained(terminate: Callable[[], tuple[int, float]], traffic: Traffic) 
     Every request has to be answered whole or refused with 503; one that breaks off is ``cut``. Clients go away once
     they are refused, and a connection that cannot be made any more is none.
     """
-    limits = httpx.Limits(max_connections=CONCURRENCY)
+    limits = httpx.Limits(max_connections=CONCURRENCY, keepalive_expiry=IDLE_SECONDS)
     found: Counter[str] = Counter()
     async with httpx.AsyncClient(
         base_url=traffic.url, headers=HEADERS, timeout=300, limits=limits, trust_env=False
