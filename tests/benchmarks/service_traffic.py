@@ -6,7 +6,7 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,12 +131,8 @@ class Traffic:
                 lines = [line async for line in response.aiter_lines()]
             self.compare(kind, at, tokens(lines))
         elif kind == "disconnect":
-            with suppress(httpx.TimeoutException):
-                if number % 2:
-                    async with http.stream("POST", COMPLETIONS, json={**body, "stream": True}) as response:
-                        await anext(response.aiter_lines())
-                else:
-                    await http.post(COMPLETIONS, json=body, timeout=0.05)
+            async with httpx.AsyncClient(base_url=self.url, headers=HEADERS, verify=False, trust_env=False) as own:
+                await leave(own, body, streamed=number % 2 == 1)
         else:
             path, content = bad(kind, number)
             response = await http.post(path, content=content)
@@ -184,6 +180,19 @@ class Traffic:
             self.found.ties += 1
         else:
             self.found.wrong.append(f"{kind}: prompt {at} parts at token {index}: {token_ids} {expected['token_ids']}")
+
+
+async def leave(http: httpx.AsyncClient, body: dict[str, Any], streamed: bool) -> None:
+    """Ask and go away: after the first token of a stream, or 50 ms into the wait for a whole answer."""
+    with suppress(httpx.TimeoutException):
+        if not streamed:
+            await http.post(COMPLETIONS, json=body, timeout=0.05)
+            return
+        async with (
+            http.stream("POST", COMPLETIONS, json={**body, "stream": True}) as response,
+            aclosing(response.aiter_lines()) as lines,
+        ):
+            await anext(lines)
 
 
 def tokens(lines: list[str]) -> list[int]:
