@@ -161,7 +161,8 @@ def test_served_drafts_are_those_of_our_forward_and_change_no_answer(kind, draft
     config = CONFIG | {"draft_vocabulary": draft_vocabulary, "window": WINDOW if exact else None}
     _, draft = drafter_stage(tmp_path, config, {"target": folder, "chats": chats})
     if exact:
-        draft, metrics = quantize(draft, folder, chats, tmp_path / "gptq", method="gptq", held_out=0.1)
+        knobs = {"method": "gptq", "held_out": 0.1, "conversations": 54}
+        draft, metrics = quantize(draft, folder, chats, tmp_path / "gptq", **knobs)
         assert metrics["quantized"] == 15
 
     served = serve(tmp_path, folder, draft, "float32" if exact else "bfloat16")
