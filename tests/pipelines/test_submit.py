@@ -78,7 +78,8 @@ def test_a_submitted_run_is_the_plan_with_its_files_in_the_store(cluster: State,
     assert (sent["experiment_id"], sent["service_account"]) == (experiment["experiment_id"], "qdflash-stage")
     spec = sent["pipeline_spec"].get("pipeline_spec", sent["pipeline_spec"])
     executors = spec["deploymentSpec"]["executors"]
-    argv = {tuple(one["container"]["args"][:-5]) for one in executors.values() if "container" in one}
+    commands = [one["container"]["args"] for one in executors.values() if "container" in one]
+    argv = {tuple(args[: args.index("--executor-output")]) for args in commands}
     plan = plan_of(store)
     assert argv == {task.argv for task in plan.tasks if task.state == "run"}
     assert sum("importer" in one for one in executors.values()) == 1
