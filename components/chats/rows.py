@@ -25,6 +25,20 @@ def read_rows(place: Path) -> Iterator[Row]:
                 raise UserError(f"{path}:{number}: not a JSON row; the file is torn or not JSONL") from error
 
 
+def prompts_of(place: Path) -> Iterator[Row]:
+    """Yield the rows of a file or folder of prompts; one without an id or a conversation is an error."""
+    for row in read_rows(place):
+        if not isinstance(row, dict) or not isinstance(row.get("id"), str) or not _is_chat(row.get("conversations")):
+            raise UserError(f"{place}: a row is no prompt {{id, conversations: [{{role, content}}]}}; is it a draw?")
+        yield row
+
+
+def _is_chat(turns: Any) -> bool:
+    return isinstance(turns, list) and all(
+        isinstance(one, dict) and {"role", "content"} <= one.keys() for one in turns
+    )
+
+
 def read_lines(path: Path) -> Iterator[str]:
     """Yield a text file's lines; a byte order mark is not part of the first. Other encodings are an error."""
     try:

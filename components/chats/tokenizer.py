@@ -5,6 +5,7 @@ For stages whose role has no torch. It takes the place of transformers' tokenize
 the same bytes and ids.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -79,17 +80,24 @@ class Tokenizer:
 def read_chat_template(path: Path) -> str:
     """Return the text of a chat template's file.
 
-    Raises :class:`UserError` when it does not compile or does not render a question, with and without thinking.
+    Raises :class:`UserError` when it does not compile or does not render a question, alone, after another one and
+    after a system turn, with and without thinking. A template may refuse system turns.
     """
     text = "".join(read_lines(path))
-    chat = {"messages": [{"role": "user", "content": _QUESTION}], "tools": None, "documents": None}
-    special = {name: f"<{name}>" for name in _SPECIAL}
+    question = {"role": "user", "content": _QUESTION}
+    earlier = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello!"}]
+    system = {"role": "system", "content": "Answer briefly."}
+    variables: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True}
+    variables |= {name: f"<{name}>" for name in _SPECIAL}
+    rendered = []
     try:
         template = _environment().from_string(text)
-        rendered = [
-            template.render(**chat, **special, add_generation_prompt=True, enable_thinking=thinking)
-            for thinking in (False, True)
-        ]
+        for thinking in (False, True):
+            for turns in ([question], [*earlier, question]):
+                rendered.append(template.render(messages=turns, enable_thinking=thinking, **variables))
+            with contextlib.suppress(TemplateError):
+                turns = [system, question]
+                rendered.append(template.render(messages=turns, enable_thinking=thinking, **variables))
     except Exception as error:  # a template may divide by zero as well
         raise UserError(f"{path}: no chat template that works ({one_line(error, 200)})") from error
     if not all(_QUESTION in one for one in rendered):

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -39,7 +39,7 @@ class Config(StageConfig):
         "static", description="gptq's columns: static, in order of activation, groups as stored; none, as they come"
     )
     conversations: int = Field(256, ge=1, description="Conversations to calibrate on, chosen by row id")
-    mix: dict[str, int] = Field(
+    mix: dict[str, Annotated[int, Field(ge=1)]] = Field(
         {}, description="conversations by category, adding up to ``conversations``; empty takes them from all alike"
     )
     anchors: int = Field(16, ge=1, description="Anchors per conversation, spread evenly over the answer")

@@ -9,8 +9,9 @@ import numpy as np
 
 from components.chats.template import Template, render
 from components.chats.tokenizer import Tokenizer
-from components.contract.errors import UserError
+from components.contract.errors import UserError, one_line
 from components.contract.log import Log
+from components.prompts.clean import Turns
 from components.prompts.pool import Candidate, Pool
 from components.prompts.read import Parts
 from components.prompts.statistics import by_category, dropped
@@ -46,12 +47,21 @@ class Meter:
             for start in range(0, len(rows), _BATCH):
                 conversations = column.slice(start, _BATCH).to_pylist()
                 if known is None:
-                    texts = [render(self._tokenizer, json.loads(one), self._template) for one in conversations]
-                    lengths += self._tokenizer.lengths(texts)
+                    lengths += self._tokenizer.lengths([self._rendered(json.loads(one)) for one in conversations])
                 yield from zip(rows[start : start + _BATCH], conversations, lengths[start:], strict=False)
             if known is None:
                 self._work.put(key, np.array(lengths, np.int32).tobytes())
         self._step += 1
+
+    def _rendered(self, conversation: Turns) -> str:
+        try:
+            return str(render(self._tokenizer, conversation, self._template))
+        except Exception as error:  # a template may raise anything
+            roles = ", ".join(turn["role"] for turn in conversation)
+            raise UserError(
+                f"the model's chat template refuses a prompt of turns {roles} ({one_line(error, 120)}); "
+                "prompts.system: null adds no system turn, template.chat_template is another template"
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The copy of a file lies under ``_datasets/<owner>/<name>/<revision>/<file>/``: i
 and sha256. Without an index, or with other bytes, there is no copy. A lease keeps two draws from copying one file.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ def of_hub(dataset: Any, store: Store, scratch: Path, log: Log) -> list[Shard]:
     """
     from datasets import load_dataset_builder
 
+    if Path(dataset.id).exists():
+        raise UserError(f"dataset.id {dataset.id}: a folder of this name is here and would be read; run elsewhere")
     hub = Hub(dataset)
     with hub:
         builder = load_dataset_builder(dataset.id, dataset.subset, revision=dataset.revision, token=None)
@@ -54,6 +57,8 @@ def _key(dataset: Any, url: str) -> str:
     _, pinned, file = url.partition(f"@{dataset.revision}/")
     if not pinned:
         raise ValueError(f"{url} is no file of this revision; nothing pins it")
+    if Path(file).suffix not in (".parquet", ".jsonl", ".json"):
+        raise ValueError(f"{file}: parquet and JSON lines are read")
     return f"{FOLDER}/{dataset.id}/{dataset.revision}/{file}"
 
 
@@ -96,9 +101,10 @@ class _Copy:
         if (index := self._index()) is None:
             return False
         if self.store.size(f"{self.key}/bytes") == index["size"]:
-            self.store.download(f"{self.key}/bytes", path)
-            if file_sha256(path) == index["sha256"]:
-                return True
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                self.store.download(f"{self.key}/bytes", path)
+                if file_sha256(path) == index["sha256"]:
+                    return True
         self.store.delete(f"{self.key}/index.json")  # damaged: copied anew
         return False
 
@@ -138,7 +144,7 @@ class Hub:
         import httpx2
         from datasets.exceptions import FileNotFoundDatasetsError
         from huggingface_hub import constants
-        from huggingface_hub.errors import GatedRepoError
+        from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
 
         if error is None or (isinstance(error, OSError) and of_machine(error)):
             return
@@ -155,7 +161,7 @@ class Hub:
             raise UserError(
                 f"{self._place}: no such data set, revision or split, or a private one ({said})"
             ) from error
-        if isinstance(error, ValueError):
+        if isinstance(error, ValueError | EntryNotFoundError):
             raise UserError(f"{self._place}: {said}") from error
         if isinstance(error, OSError | httpx2.HTTPError):
             raise TransientError(f"{self._place}: the hub does not answer ({said}); try again") from error

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from components.chats.rows import read_lines, read_rows
+from components.chats.rows import prompts_of, read_lines
 from components.contract.errors import UserError
 from components.prompts.clean import Turns
 
@@ -38,8 +38,15 @@ class HeldOut:
 
     @classmethod
     def of(cls, paths: Iterable[Path]) -> "HeldOut":
-        """Read the texts of prompts artifacts and JSONL files."""
-        return cls(itertools.chain.from_iterable(map(texts_of, paths)))
+        """Read the texts of prompts artifacts and JSONL files; one without any is an error."""
+
+        def some(path: Path) -> Iterator[str]:
+            texts = texts_of(path)
+            if (first := next(texts, None)) is None:
+                raise UserError(f"held_out {path.name}: no texts in it; it is a prompts artifact or a JSONL file")
+            return itertools.chain([first], texts)
+
+        return cls(itertools.chain.from_iterable(map(some, paths)))
 
     def _add(self, words: list[str]) -> None:
         base = len(self._words)
@@ -81,7 +88,7 @@ class HeldOut:
 def texts_of(path: Path) -> Iterator[str]:
     """Yield the texts of a prompts artifact (its user turns) or of a JSONL file (every string value of its rows)."""
     if path.is_dir():
-        for row in read_rows(path):
+        for row in prompts_of(path):
             yield from (turn["content"] for turn in row["conversations"] if turn["role"] == "user")
         return
     for number, line in enumerate(read_lines(path), 1):

@@ -56,7 +56,7 @@ def _parquet(path: Path, start: int) -> Iterator[Row]:
 
     try:
         file = parquet.ParquetFile(path, pre_buffer=False)  # which would hold all of it
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path.name}: not a parquet file ({one_line(error, 120)})") from error
     columns = [name for name in file.schema_arrow.names if name in COLUMNS]
     if not {"conversations", "messages"} & set(columns) or file.metadata.num_rows == 0:
@@ -65,10 +65,10 @@ def _parquet(path: Path, start: int) -> Iterator[Row]:
     while True:
         try:
             batch = next(batches, None)
-        except (pyarrow.ArrowException, OSError) as error:
+            if batch is None:
+                return
+            rows = batch.slice(start).to_pylist() if start < batch.num_rows else []
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise UserError(f"{path.name}: damaged ({one_line(error, 120)}); fetch it again") from error
-        if batch is None:
-            return
-        if start < batch.num_rows:
-            yield from batch.slice(start).to_pylist()
+        yield from rows
         start = max(start - batch.num_rows, 0)

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from components.chats.rows import Row, read_lines, read_rows, write_rows
+from components.chats.rows import Row, prompts_of, read_lines, write_rows
 from components.chats.template import Template
 from components.contract.context import Input, Inputs, Output
 from components.contract.digest import StageConfig
@@ -48,7 +48,7 @@ OUTPUTS = {
 class Dataset(StageConfig):
     """A hub data set of parquet or JSON lines, copied into the store once; gated ones need ``HF_TOKEN``."""
 
-    id: str = Field(description="owner/name", pattern=r"^[\w.-]+/[\w.-]+$")
+    id: str = Field(description="owner/name", pattern=r"^\w[\w.-]*/\w[\w.-]*$")
     revision: str = Field(description="commit: 40 hex digits, never a branch", pattern=r"^[0-9a-f]{40}$")
     subset: str | None = Field(None, description="configuration of the data set, where it has several")
     splits: list[str] = Field(["train"], description="splits to read; a prompt's category is its split", min_length=1)
@@ -60,7 +60,7 @@ class Config(StageConfig):
     dataset: Dataset | None = Field(None, description="hub data set to read instead of the files")
     template: Template = Field(Template(), description="How prompts are rendered, to measure them")
     count: int = Field(150, description="prompts to draw", ge=1)
-    quotas: dict[str, int] = Field(
+    quotas: dict[str, Annotated[int, Field(ge=0)]] = Field(
         {}, description="prompts to draw by category, adding up to count; empty draws uniformly over all rows"
     )
     shortfall: Literal["fail", "fill"] = Field(
@@ -149,7 +149,7 @@ def _ids(manifest: Input) -> set[str]:
 
 def _take_out_earlier(pool: "Pool", earlier: list[Input], place: str) -> None:
     for number, one in enumerate(earlier):
-        if not pool.exclude(number, read_rows(one.path)):
+        if not pool.exclude(number, prompts_of(one.path)):
             raise UserError(f"exclude {one.uri}: matches no row of {place}; is it a draw from another data set?")
 
 

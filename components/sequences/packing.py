@@ -40,16 +40,19 @@ def document(row: Row, separator: int, vocabulary: int, count: str) -> Document:
     try:
         prompt, answer = row["prompt_token_ids"], row["token_ids"]
         added = [separator] if row["finish_reason"] != "length" and answer[-1:] != [separator] else []
-        ids = np.array([*prompt, *answer, *added], dtype=TOKEN)
+        numbers = np.array([*prompt, *answer, *added])
+        if numbers.dtype.kind != "i" or numbers.ndim != 1:
+            raise TypeError("ids are whole numbers")
+        ids, row_id = numbers.astype(TOKEN), row["id"]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         message = f"row {row.get('id')}: prompt_token_ids, token_ids and finish_reason are needed as regen writes them"
         raise UserError(f"{message} ({type(error).__name__}: {error})") from error
-    if not prompt or ids.min() < 0 or ids.max() >= vocabulary:
-        raise UserError(f"row {row['id']}: no prompt, or token ids outside the model's vocabulary of {vocabulary}")
+    if not prompt or numbers.min() < 0 or numbers.max() >= vocabulary:
+        raise UserError(f"row {row_id}: no prompt, or token ids outside the model's vocabulary of {vocabulary}")
     mask = np.zeros(len(ids), dtype=MASK)
     first, last = (len(prompt) if count == "answer" else 1), len(prompt) + len(answer)
     mask[first : len(ids) if count == "all_and_separator" else last] = 1
-    return Document(row["id"], ids, mask)
+    return Document(row_id, ids, mask)
 
 
 class Documents:

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from components.chats.template import Template, prompt_token_ids, render
-from components.chats.tokenizer import FILES, Tokenizer
+from components.chats.tokenizer import FILES, Tokenizer, read_chat_template
 from components.contract.errors import UserError
 from components.model.testbed import TEMPLATE, build_tokenizer
 from tests.components.conftest import CHAT_TEMPLATE
@@ -85,3 +85,18 @@ def test_a_template_inside_the_tokenizers_config_is_read(trained: Path) -> None:
     )
     ours = Tokenizer({"tokenizer.json": read(trained)["tokenizer.json"], "tokenizer_config.json": config})
     assert render(ours, CONVERSATIONS[0], Template()) == "What is the capital of France?<|im_end|>"
+
+
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+EVERY = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
+
+
+def test_a_template_must_render_the_question_wherever_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "own.jinja"
+    for text in (EVERY, NO_SYSTEM + EVERY, SYSTEM_FIRST):
+        path.write_text(text)
+        assert read_chat_template(path) == text
+    for text in ("{{ messages[0].content }}", "{% if messages[0].role == 'user' %}" + EVERY + "{% endif %}"):
+        path.write_text(text)
+        with pytest.raises(UserError, match="leaves the question out"):
+            read_chat_template(path)

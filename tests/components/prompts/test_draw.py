@@ -13,10 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.chats.rows import read_rows, write_rows
+from components.chats.template import Template
+from components.chats.tokenizer import Tokenizer
 from components.contract.context import Input, Inputs, Output
 from components.contract.errors import UserError
 from components.contract.log import Log
 from components.prompts.clean import text_hash
+from components.prompts.draw import Meter
 from components.prompts.stage import Config, run
 from components.store.artifact import Artifact, commit
 from components.store.backend import Store
@@ -248,6 +251,26 @@ def test_each_exclusion_must_match_something(source: Source) -> None:
     elsewhere = [row("Elsewhere", id="x")]
     with pytest.raises(UserError, match=f"prompts/{1:064x}: matches no row of files rows.jsonl"):
         source.draw(SIXTY, exclude=[first, elsewhere], count=1)
+
+
+def test_what_is_no_draw_or_holds_no_text_is_refused(source: Source) -> None:
+    for bad in ({"id": "x"}, {"conversations": []}, {"id": "x", "conversations": "Hi"}):
+        with pytest.raises(UserError, match="a row is no prompt"):
+            source.draw(SIXTY, exclude=[[bad]], count=1)
+    with pytest.raises(UserError, match="no texts in it"):
+        source.draw(SIXTY, held_out="\n", count=1)
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        Config(count=3, quotas={"even": 5, "odd": -2})
+
+
+def test_a_template_that_refuses_a_prompt_is_named(tokenizer_folder: Path) -> None:
+    files = {"tokenizer.json": (tokenizer_folder / "tokenizer.json").read_text()}
+    tokenizer = Tokenizer(files | {"chat_template.jinja": "{{ raise_exception('no ' + messages[0].role) }}"})
+    meter = Meter(tokenizer, Template(), parts=None, work=None)
+    with pytest.raises(
+        UserError, match=r"refuses a prompt of turns system, user \(.*no system\); prompts\.system: null"
+    ):
+        meter._rendered([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}])
 
 
 def test_overlapping_prompts_are_dropped_and_counted(source: Source) -> None:

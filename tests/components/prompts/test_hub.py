@@ -13,7 +13,9 @@ from threading import Event
 
 import pytest
 
-from components.prompts.hub import _key
+from components.contract.errors import UserError
+from components.contract.log import Log
+from components.prompts.hub import Hub, _Copy, _key, of_hub
 from components.prompts.stage import Dataset
 from components.store.backend import Store
 from tests.components.prompts import hub, nemotron
@@ -140,6 +142,32 @@ def test_a_full_disk_is_not_the_hub_s(tmp_path: Path, stage: Stage) -> None:
 def test_a_file_that_no_revision_pins_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing pins it"):
         _key(Dataset(id=REPOSITORY, revision=REVISION), "https://example.org/rows.parquet")
+    with pytest.raises(ValueError, match=r"rows\.csv\.gz: parquet and JSON lines are read"):
+        _key(Dataset(id=REPOSITORY, revision=REVISION), f"https://hub/x@{REVISION}/rows.csv.gz")
+
+
+def test_a_folder_of_the_data_set_s_name_is_not_read_in_its_place(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="pattern"):
+        Dataset(id="../..", revision=REVISION)
+    (tmp_path / REPOSITORY).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="a folder of this name is here"):
+        of_hub(Dataset(id=REPOSITORY, revision=REVISION), stage.store, tmp_path, Log("prompts"))
+
+
+def test_a_copy_that_is_removed_while_it_is_looked_at_is_none(stage: Stage, tmp_path: Path) -> None:
+    copy = _Copy("hf://x", "_datasets/x", Hub(Dataset(id=REPOSITORY, revision=REVISION)), stage.store, Log("prompts"))
+    stage.store.write("_datasets/x/bytes", b"12")
+    stage.store.write("_datasets/x/index.json", json.dumps({"size": 2, "sha256": "0" * 64}).encode())
+
+    def gone(key: str, path: Path) -> None:
+        raise FileNotFoundError(key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "download", lambda _self, key, path: gone(key, path))
+        assert not copy._stored(tmp_path / "copy")
 
 
 REFUSED: list[tuple[dict, str, str]] = [

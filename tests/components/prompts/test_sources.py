@@ -51,6 +51,14 @@ def test_a_bad_parquet_file_is_named(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"text": ["Hi"]}), path)
     with pytest.raises(UserError, match=r"questions\.parquet: no prompts in it"):
         list(sources.of_files([path])[0].rows(0))
+    not_utf8 = pyarrow.array([b"\xff"]).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"id": not_utf8, "messages": [[{"role": "user", "content": "Hi"}]]}), path)
+    with pytest.raises(UserError, match=r"questions\.parquet: damaged"):
+        list(sources.of_files([path])[0].rows(0))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-48] + bytes([0x0F]) * 40 + whole[-8:])
+    with pytest.raises(UserError, match=r"questions\.parquet: not a parquet file"):
+        list(sources.of_files([path])[0].rows(0))
 
 
 @pytest.mark.parametrize("start", [0, 1, 1024, 1500, 2999, 3000])

@@ -31,9 +31,22 @@ def test_counted_tokens():
     assert document(row([1, 2], [3, 4], "length"), EOS, 10, "all_and_separator").mask.tolist() == [0, 1, 1, 1]
 
 
-@pytest.mark.parametrize("bad", [row([1, 99], [3]), row([], [3]), row([1, -1], [3]), {"id": "r", "token_ids": [1]}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        row([1, 99], [3]),
+        row([], [3]),
+        row([1, -1], [3]),
+        row([1.7], [2.2]),
+        row("12", "34"),
+        row([[1, 2]], [[3, 4]], "length"),
+        row([1, 2**40], [3]),
+        {"id": "r", "token_ids": [1]},
+        {"prompt_token_ids": [1], "token_ids": [2], "finish_reason": "stop"},
+    ],
+)
 def test_bad_rows_are_named(bad):
-    with pytest.raises(UserError, match="row r"):
+    with pytest.raises(UserError, match=r"row (r|None)"):
         document(bad, EOS, 10, "all")
 
 
