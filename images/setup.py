@@ -21,7 +21,7 @@ VENV = ROOT / ".venv"
 UV_VERSION = "0.13.9"
 FIX_CPU = ROOT / "images" / "vllm" / "fix_cpu.py"
 EVERYWHERE = [ROOT / "pyproject.toml", ROOT / "locks" / "dev.txt", Path(__file__)]
-CHARTS = ROOT / "locks" / "charts.txt"  # Helm, kubectl and schemas, for the tests of charts/ and manifests/
+CHARTS = ROOT / "locks" / "charts.txt"  # what tests of charts/, manifests/ and images/ need
 
 
 def main() -> int:

@@ -49,6 +49,20 @@ def test_the_image_runs_as_nobody_from_a_base_that_is_given() -> None:
     assert [rest.split()[-1] for kind, rest in last if kind == "COPY"] == ["/opt/venv", "/opt/qdflash", "/state"]
 
 
+def test_hadolint_finds_nothing_and_would(tmp_path: Path) -> None:
+    def found(path: Path) -> list[str]:
+        hadolint = Path(sys.executable).with_name("hadolint")
+        done = subprocess.run([hadolint, "--format", "gnu", path], capture_output=True, text=True, check=False)
+        lines = done.stdout.splitlines()
+        assert bool(lines) == bool(done.returncode), done.stderr
+        return re.findall(r"(?:DL|SC)\d+", done.stdout)
+
+    assert found(DOCKERFILE) == []
+    spoilt = tmp_path / "Dockerfile"
+    spoilt.write_text(DOCKERFILE.read_text().replace("--no-cache-dir ", "") + "RUN cd /tmp && echo $HOME\n")
+    assert found(spoilt) == ["DL3042", "DL3003"]
+
+
 def test_the_installed_code_is_whole(tmp_path: Path) -> None:
     """What ``pip install --target`` makes of the context has every file, and its stages start from there."""
     for path in sorted(context()):
