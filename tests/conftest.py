@@ -55,6 +55,16 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
     return Store(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
 PROBE = '''
 """A stage for tests: commits ``steps`` small parts of work, one line of trace each."""
 

@@ -85,12 +85,10 @@ def _main(stage: str, argv: list[str] | None) -> int:
     except KeyboardInterrupt:
         log.event("failed", error="interrupted; run again to continue")
         return errors.TRANSIENT
-    except OSError as error:
-        if (fault := errors.of_machine(error)) is not None:
+    except Exception as error:
+        if (fault := errors.of_machine(error, cache.home())) is not None:
             log.event("failed", error=errors.one_line(fault))
             return errors.USER
-        return _bug(log, error)
-    except Exception as error:
         return _bug(log, error)
 
 
@@ -126,6 +124,7 @@ def execute(stage: str, module: Stage, arguments: argparse.Namespace, log: Log) 
         log.event("adopted", uri=artifact.uri)
         return artifact
     try:
+        work.tidy()
         artifact = _run(stage, module, config, inputs, arguments, store, work, lease, log, digest)
     except Exception as error:
         if lease.is_taken():

@@ -3,6 +3,8 @@
 import errno
 import re
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 DONE = 0
 BUG = 1
@@ -47,15 +49,35 @@ def one_line(error: BaseException, limit: int = 600) -> str:
     return text[:limit]
 
 
-def of_machine(error: OSError) -> UserError | None:
-    """Say what the user can change about a refused file operation, or None when it is a bug of ours."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"disk full: {error}; free space and run again")
+def of_machine(error: BaseException, home: Path | None = None) -> UserError | None:
+    """Say what the user can change about a refused file operation, or None when it is a bug of ours.
+
+    A full disk is also found behind what a library made of it: torch and safetensors raise errors of their own, which
+    name no file. ``home`` is where the stage writes then.
+    """
+    if (full := next(filter(_is_full, causes(error)), None)) is not None:
+        where = "" if home is None or getattr(full, "filename", None) else f", under {home}"
+        return UserError(f"disk full: {full}{where}; free space and run again")
+    if not isinstance(error, OSError):
+        return None
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return UserError(f"not writable or not readable: {error}; correct its rights or choose another place")
     if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
         return UserError(f"{error}; remove what is in the way or choose another path")
     return None
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and what it was raised from or beside, newest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_full(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"(os error {errno.ENOSPC})" in str(error)  # how Rust's libraries say it
 
 
 def of_environment(error: ModuleNotFoundError, role: str) -> UserError | None:

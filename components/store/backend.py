@@ -19,7 +19,7 @@ from typing import Any
 
 import fsspec
 
-from components.contract.errors import TransientError, UserError
+from components.contract.errors import TransientError, UserError, causes
 
 _UNREACHABLE = (
     "EndpointConnectionError",
@@ -238,7 +238,7 @@ class Store:
             raise translated from error
 
     def _translate(self, error: Exception, key: str) -> Exception | None:
-        names = {type(cause).__name__ for cause in _chain(error)}
+        names = {type(cause).__name__ for cause in causes(error)}
         where = f"store {self.url}"
         if names & set(_UNREACHABLE) or isinstance(error, ConnectionError | TimeoutError):
             endpoint = (
@@ -287,15 +287,9 @@ def _s3(_settings: frozenset[tuple[str, str]], path_style: bool, _pid: int) -> A
     )
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 def _codes(error: BaseException) -> set[str]:
     """The S3 error codes in an exception's chain."""
-    responses = [getattr(cause, "response", None) for cause in _chain(error)]
+    responses = [getattr(cause, "response", None) for cause in causes(error)]
     return {str(response.get("Error", {}).get("Code")) for response in responses if isinstance(response, dict)}
 
 

@@ -34,13 +34,17 @@ class Work:
         return [name for name in names if name.startswith(prefix)]
 
     def put_folder(self, name: str, folder: Path) -> None:
-        """Store a folder of files (a checkpoint); visible only once all of it is there."""
-        copy = f"{self.prefix}/folders/{name}/{uuid.uuid4().hex[:12]}"
+        """Store a folder of files (a checkpoint); visible only once all of it is there. What fails leaves nothing."""
+        copy = f"{self.prefix}/folders/{name.replace('/', '-')}-{uuid.uuid4().hex[:12]}"
         files = []
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            relative = path.relative_to(folder).as_posix()
-            self.store.upload(path, f"{copy}/{relative}")
-            files.append({"path": relative, "size": path.stat().st_size, "sha256": file_sha256(path)})
+        try:
+            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                relative = path.relative_to(folder).as_posix()
+                self.store.upload(path, f"{copy}/{relative}")
+                files.append({"path": relative, "size": path.stat().st_size, "sha256": file_sha256(path)})
+        except Exception:
+            self.store.delete(copy)
+            raise
         previous = self._index(name)
         self.store.write(self._index_key(name), json.dumps({"copy": copy, "files": files}).encode())
         if previous:
@@ -71,6 +75,13 @@ class Work:
         if index:
             self.store.delete(self._index_key(name))
             self.store.delete(index["copy"])
+
+    def tidy(self) -> None:
+        """Remove what uploads of folders that were killed have left; whoever holds the lease may, before it begins."""
+        kept = [f"{index['copy']}/" for name in self.folders() if (index := self._index(name))]
+        for left in self.store.folders(copies := f"{self.prefix}/folders"):
+            if not any(copy.startswith(f"{copies}/{left}/") for copy in kept):
+                self.store.delete(f"{copies}/{left}")
 
     def clear(self) -> None:
         """Remove everything of this digest's work."""

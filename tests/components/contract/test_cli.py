@@ -275,6 +275,13 @@ def test_kill_9_in_the_middle_of_an_upload_leaves_nothing_visible(store: Store, 
     assert verify(committed(store, call.digest), tmp) == []
 
 
+def test_what_a_killed_upload_of_work_left_goes_when_the_next_run_begins(store: Store, probe: Probe):
+    call = probe.invocation(store, fail="TransientError")
+    store.write(f"_work/probe/{call.digest}/folders/state/of-a-dead-process/file", b"half")
+    assert probe.run(call.argv).returncode == 75
+    assert store.keys(f"_work/probe/{call.digest}/folders") == []
+
+
 @pytest.mark.slow
 def test_wrong_credentials_and_a_dead_store(s3: dict[str, str], probe: Probe, monkeypatch: pytest.MonkeyPatch):
     for name, value in s3.items():

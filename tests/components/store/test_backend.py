@@ -211,15 +211,6 @@ def _expect_unreachable(monkeypatch: pytest.MonkeyPatch, s3: dict[str, str], por
     assert time.monotonic() - start < 20
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path):
-    folder = tmp_path / "small"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
 def test_full_disk_leaves_nothing_visible(small_disk: Path, tmp_path: Path):
     source = tmp_path / "source"
     source.write_bytes(bytes(2 << 20))

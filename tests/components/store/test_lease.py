@@ -2,13 +2,15 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from components.contract.errors import TransientError
+from components.contract.errors import TransientError, UserError
 from components.store import cache, lease
 from components.store.artifact import commit
 from components.store.backend import Store
@@ -135,3 +137,49 @@ def test_a_damaged_folder_of_work_counts_as_not_there(store: Store, tmp_path: Pa
     work.put_folder("step", tmp_path / "state")
     assert work.get_folder("step", tmp_path / "back")
     assert (tmp_path / "back" / "file").read_text() == "state"
+
+
+UPLOAD = """
+import sys
+from pathlib import Path
+from components.store.backend import Store
+from components.store.work import Work
+Work(Store(sys.argv[1]), "_work/probe/x").put_folder("step", Path(sys.argv[2]))
+"""
+
+
+def test_a_folder_whose_upload_was_killed_never_shows_and_can_be_tidied_away(store: Store, tmp_path: Path):
+    """The one before stays: of the new one's two files the first is there, the second on its way."""
+    work, state = Work(store, "_work/probe/x"), tmp_path / "state"
+    state.mkdir()
+    (state / "a").write_text("whole")
+    work.put_folder("step", state)
+    kept = store.keys("_work/probe/x/folders")
+    with (state / "b").open("wb") as large:
+        large.truncate(1 << 30)
+    process = subprocess.Popen([sys.executable, "-c", UPLOAD, store.url, str(state)])
+    while len(store.keys("_work/probe/x/folders")) == len(kept) and process.poll() is None:
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() < 0
+    assert len(store.keys("_work/probe/x/folders")) > len(kept)
+    assert work.get_folder("step", tmp_path / "back")
+    assert [path.name for path in (tmp_path / "back").iterdir()] == ["a"]
+    work.tidy()
+    assert store.keys("_work/probe/x/folders") == kept
+    if store.is_local:  # a half file is no object
+        assert len([path for path in (tmp_path / "store/_work").rglob("*") if path.is_file()]) == len(kept) + 1
+
+
+def test_a_folder_for_which_there_is_no_room_leaves_nothing(small_disk: Path, tmp_path: Path):
+    store, state = Store(str(small_disk / "store")), tmp_path / "state"
+    work = Work(store, "_work/probe/x")
+    state.mkdir()
+    (state / "a").write_bytes(bytes(300 << 10))
+    work.put_folder("step", state)
+    kept = store.keys("_work/probe/x/folders")
+    (state / "b").write_bytes(bytes(500 << 10))
+    with pytest.raises(UserError, match="disk full while writing"):
+        work.put_folder("step", state)
+    assert store.keys("_work/probe/x/folders") == kept
+    assert work.get_folder("step", tmp_path / "back")
