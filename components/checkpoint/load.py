@@ -27,15 +27,9 @@ def load_model(
         UserError: the folder is damaged, of an unknown architecture, or lacks or adds tensors.
     """
     folder = Path(folder)
-    read_config(folder)
     logging.disable_progress_bar()
-    try:
-        config: Any = AutoConfig.from_pretrained(folder)
-        architecture = AutoModelForCausalLM._model_mapping[type(config)]
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, StrictDataclassError) as error:
-        raise UserError(
-            f"{folder / 'config.json'}: not a causal language model that transformers knows ({one_line(error, 120)})"
-        ) from error
+    config = load_config(folder)
+    architecture = AutoModelForCausalLM._model_mapping[type(config)]
     if architecture.config_class is not type(config):
         config = config.get_text_config()
     if hasattr(config, "quantization_config"):
@@ -56,6 +50,23 @@ def load_model(
     model.config._name_or_path = str(folder)
     loaded: PreTrainedModel = model.eval()
     return loaded
+
+
+def load_config(folder: Path) -> Any:
+    """Return what transformers makes of a folder's config.json: with the defaults of what it leaves out.
+
+    Raises:
+        UserError: it is damaged, or not a causal language model's that transformers knows.
+    """
+    read_config(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        AutoModelForCausalLM._model_mapping[type(config)]
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, StrictDataclassError) as error:
+        raise UserError(
+            f"{folder / 'config.json'}: not a causal language model that transformers knows ({one_line(error, 120)})"
+        ) from error
+    return config
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

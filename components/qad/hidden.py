@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from components.contract.errors import UserError
 from components.sequences.reader import Split
+from components.training.room import reserve
 
 
 def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -38,13 +39,16 @@ def head(model: PreTrainedModel) -> Tensor:
     """Return the output head's weight [vocabulary, hidden].
 
     Raises:
-        UserError: the model's logits are not hidden · headᵀ (a bias, a cap or a multiplier), which the loss assumes.
+        UserError: the model's logits are not finite, or not hidden · headᵀ (a bias, a cap or a multiplier), which the
+            loss assumes.
     """
     weight: Tensor = model.get_output_embeddings().weight.detach().to(model.dtype)
     ids = torch.arange(min(8, len(weight)), device=weight.device).unsqueeze(0)
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits
         product = hidden_states(model, ids) @ weight.T
+    if not logits.isfinite().all():
+        raise UserError(f"{model.config._name_or_path}: predicts NaN or infinity; its weights are damaged")
     if not torch.allclose(logits.float(), product.float(), rtol=0.02, atol=0.02):
         kind = type(model).__name__
         raise UserError(
@@ -57,14 +61,13 @@ class TeacherStates:
     """The teacher's states at the counted positions of each sequence of a split.
 
     One sequence passes the teacher at a time, so that the values do not depend on how batches are composed. With a
-    ``cache`` folder each sequence passes only once; the file there holds [sequences, length − 1, hidden] in the
+    ``cache`` file each sequence passes only once; it holds [sequences, length − 1, hidden] in the
     teacher's type on disk and goes with the process.
     """
 
     def __init__(self, teacher: PreTrainedModel, split: Split, cache: Path | None = None) -> None:
-        self._teacher, self._split = teacher, split
+        self._teacher, self._split, self._cache = teacher, split, cache
         self._seen: set[int] = set()
-        self._stored: Tensor | None = None
         if cache is not None:
             shape = (len(split), split.ids.shape[1] - 1, teacher.get_output_embeddings().weight.shape[1])
             size = shape[0] * shape[1] * shape[2]
@@ -72,11 +75,18 @@ class TeacherStates:
 
     @torch.no_grad()
     def __call__(self, index: int) -> Tensor:
-        """Return the states [counted tokens, hidden] of one sequence."""
-        if self._stored is None:
+        """Return the states [counted tokens, hidden] of one sequence.
+
+        Raises:
+            UserError: there is no room for them on the cache's disk.
+        """
+        if self._cache is None:
             return states_of(self._teacher, self._split, [index])
         targets = torch.from_numpy(self._split.mask[index, 1:].astype(bool))
         if index not in self._seen:
-            self._stored[index, targets] = states_of(self._teacher, self._split, [index]).cpu()
+            found = states_of(self._teacher, self._split, [index]).cpu()
+            size = self._stored[index].nbytes
+            reserve(self._cache, index * size, size, "the teacher's states; free space or set cache_teacher: false")
+            self._stored[index, targets] = found
             self._seen.add(index)
         return self._stored[index, targets]

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -15,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from components.checkpoint.config import declared_grids, read_config
 from components.checkpoint.grid import PACKED, SCALE, Quantized, iterate_grid, quantized_modules
-from components.checkpoint.load import load_model
+from components.checkpoint.load import load_config, load_model
 from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
 from components.qad.grid import QuantizedLinear
@@ -121,10 +122,15 @@ class Student:
         """Take the latents of a checkpoint.
 
         Raises:
-            UserError: it is of another grid: names, shapes, types or scales differ.
+            UserError: it is damaged, holds NaN or infinity, or is of another grid: names, shapes, types or scales
+                differ.
         """
         path = folder / FILE
-        with safe_open(path, "pt") as stored:
+        try:
+            opened = safe_open(path, "pt")
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path}: missing, or no safetensors file ({error}); train it again") from error
+        with opened as stored:
             expected = {f"{name}.{kind}" for name in self.layers for kind in ("weight", "weight_scale")}
             if odd := sorted(expected ^ set(stored.keys())):
                 raise UserError(f"{path}: not a checkpoint of this student; {odd[0]} is in only one of them")
@@ -137,6 +143,8 @@ class Student:
                     raise UserError(
                         f"{path}: {name} has other scales than the student; it was trained on another grid"
                     )
+                if not torch.isfinite(latents).all():
+                    raise UserError(f"{path}: {name} holds NaN or infinity; no code stands for them")
                 layer.weight.data.copy_(latents)
 
 
@@ -147,7 +155,7 @@ def check_pair(teacher: Path, student: Path, vocabulary: int) -> None:
         UserError: they differ in vocabulary, shape (of a quantised module too) or, where the student's head is not
             quantised, its tying.
     """
-    ours, theirs = (_text(read_config(folder)) for folder in (student, teacher))
+    ours, theirs = (_text(folder) for folder in (student, teacher))
     packed = Tensors(student)
     tying = () if f"lm_head.{PACKED}" in packed else ("tie_word_embeddings",)
     for field in ("vocab_size", "hidden_size", "num_hidden_layers", *tying, "model_type"):
@@ -174,5 +182,7 @@ def _check_shapes(dense: Tensors, packed: Tensors, grids: set[tuple[int, int]]) 
                 )
 
 
-def _text(config: dict) -> dict:
-    return {**config, **config.get("text_config", {})}
+def _text(folder: Path) -> dict[str, Any]:
+    """Return a text model's fields: its config.json's, and the defaults of those that it leaves out."""
+    config = read_config(folder)
+    return {**load_config(folder).get_text_config().to_dict(), **config, **config.get("text_config", {})}

@@ -58,7 +58,8 @@ def train(
 
     Raises:
         UserError: teacher, student and sequences do not belong together, the batch does not split, the optimizer
-            needs a GPU, or the loss or its gradient is not finite (the step is named).
+            needs a GPU, the held-out subset counts no token, or the loss or its gradient is not finite (the step is
+            named).
         StageError: a frozen tensor changed.
     """
     check_pair(teacher, student, read_index(sequences)["vocabulary_size"])
@@ -67,6 +68,11 @@ def train(
         raise UserError(f"qad.batch: {config.batch} sequences do not split into {parts}")
     if config.optimizer == "adamw8bit" and ranks.device.type == "cpu":
         raise UserError("qad.optimizer: adamw8bit needs a GPU; set it to adamw")
+    if not read_split(sequences, "val").mask[: config.evaluation_sequences, 1:].any():
+        raise UserError(
+            f"qad.evaluation_sequences: none of the first {config.evaluation_sequences} val sequences of {sequences} "
+            "has a token that counts; raise it, or count more in sequences.count"
+        )
     scratch = ranks.shared(scratch)
     with output.timed("load") if output else nullcontext():
         run = Run(config, teacher, student, sequences, scratch, ranks)

@@ -20,7 +20,7 @@ def task_rows(file: str, path: Path, items: int) -> list[dict[str, Any]]:
     """Return the first ``items`` rows of ``<task>.jsonl``, which lies at ``path``.
 
     Raises:
-        UserError: it is no task's, is empty, or a row lacks a field.
+        UserError: it is no task's, is empty, or a row lacks a field, or has one that is no text or names no answer.
     """
     name = file.removesuffix(".jsonl")
     if name not in _FIELDS:
@@ -30,10 +30,23 @@ def task_rows(file: str, path: Path, items: int) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"select.tasks: {file}: not JSON lines ({error})") from error
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise UserError(f"select.tasks: {file} line {number}: not a JSON object; rows as the data set has them")
-        if missing := [one for one in _FIELDS[name] if one not in row]:
-            raise UserError(f"select.tasks: {file} line {number}: no {missing[0]}; rows as the data set has them")
+        if fault := _fault(name, row):
+            raise UserError(f"select.tasks: {file} line {number}: {fault}")
     if not rows:
         raise UserError(f"select.tasks: {file} is empty")
     return rows
+
+
+def _fault(task: str, row: Any) -> str | None:
+    """Say what is wrong with a row, or None. A split without answers has labels of −1 or none."""
+    if not isinstance(row, dict):
+        return "not a JSON object; rows as the data set has them"
+    if missing := [field for field in _FIELDS[task] if field not in row]:
+        return f"no {missing[0]}; rows as the data set has them"
+    texts = [row[field] for field in _FIELDS[task] if field not in ("label", "endings")]
+    endings = row.get("endings") if task == "hellaswag" else ["no", "yes"]
+    if not isinstance(endings, list) or not all(isinstance(text, str) for text in (*texts, *endings)):
+        return "a field is no text; rows as the data set has them"
+    if "label" in _FIELDS[task] and str(row["label"]) not in map(str, range(len(endings))):
+        return f"label {row['label']!r} names none of {len(endings)} answers; a split with answers is needed"
+    return None

@@ -54,8 +54,8 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Split, order, join and cut the rows; write both splits and ``index.json``.
 
     Raises:
-        UserError: the tokenizer has no eos token, a split would be empty, no token counts, a row is damaged, or
-            ``boundaries: reset`` is asked of a model that cannot.
+        UserError: the tokenizer has no eos token, a split would be empty, no token counts, a row is damaged, sequences
+            are longer than the model knows positions, or ``boundaries: reset`` is asked of a model that cannot.
     """
     from components.checkpoint.config import read_config
     from components.checkpoint.load import load_tokenizer
@@ -67,6 +67,11 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     shape = {**shape, **shape.get("text_config", {})}
     if config.boundaries == "reset" and (layer := recurrent_layer(shape)):
         raise UserError(f"boundaries: {model} has {layer} layers, whose state no kernel here resets; use leak")
+    known = shape.get("max_position_embeddings") or config.sequence_length
+    if config.boundaries == "leak" and config.sequence_length > known:
+        raise UserError(
+            f"sequence_length {config.sequence_length}: {model} knows {known} positions; make sequences no longer"
+        )
     tokenizer = load_tokenizer(model)
     separator = tokenizer.eos_token_id
     if separator is None:

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
-from components.contract.errors import TRANSIENT, TransientError
+from components.contract.errors import USER, StageError, TransientError, UserError, one_line
 
 _ENDED = "a process of the training ended early; run again to continue"
 _PATIENCE = 5.0
@@ -88,15 +88,23 @@ class Ranks:
         return folders[self.rank - self.local]
 
 
+def balanced(sizes: Sequence[int], world: int) -> list[int]:
+    """Return each piece of work's rank: the largest first, each to whoever has least."""
+    loads, owners = [0] * world, [0] * len(sizes)
+    for piece in sorted(range(len(sizes)), key=lambda piece: -sizes[piece]):
+        owners[piece] = loads.index(min(loads))
+        loads[owners[piece]] += sizes[piece]
+    return owners
+
+
 class Shares:
     """Which rank owns which of the named masters: the largest first, each to whoever has least."""
 
     def __init__(self, masters: dict[str, torch.nn.Parameter], ranks: Ranks) -> None:
         self.masters, self._ranks = masters, ranks
-        loads, self._owner = [0] * ranks.world, {}
-        for name in sorted(masters, key=lambda name: (-masters[name].numel(), name)):
-            self._owner[name] = loads.index(min(loads))
-            loads[self._owner[name]] += masters[name].numel()
+        names = sorted(masters)
+        sizes = [masters[name].numel() for name in names]
+        self._owner = dict(zip(names, balanced(sizes, ranks.world), strict=True))
 
     @property
     def owned(self) -> dict[str, torch.nn.Parameter]:
@@ -145,7 +153,8 @@ def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Itera
         work: what the others do; it is pickled.
 
     Raises:
-        TransientError: another rank ended early. Where this one cannot notice, the process ends with that exit code.
+        TransientError: another rank ended early (UserError: it named what must be changed). Where this one cannot
+            notice, the process ends with that exit code.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         with _joined_by_torchrun() as ranks:
@@ -168,7 +177,7 @@ def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Itera
         mine.meet()
     except RuntimeError as error:  # perhaps of a collective call that lost its other end
         if connection.wait([other.sentinel for other in others], _PATIENCE) and any(one.exitcode for one in others):
-            raise TransientError(_ENDED) from error
+            raise _fault(others) from error
         raise
     finally:
         over.set()
@@ -206,7 +215,11 @@ def _joined_by_torchrun() -> Iterator[Ranks]:
 def _other(ranks: Ranks, meeting: str, work: Callable[[Ranks], object]) -> None:
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
     _join(ranks, meeting)
-    work(ranks)
+    try:
+        work(ranks)
+    except StageError as error:
+        _say(f"process {ranks.rank}: {one_line(error)}")
+        sys.exit(error.exit_code)
     ranks.meet()
     distributed.destroy_process_group()
 
@@ -214,5 +227,16 @@ def _other(ranks: Ranks, meeting: str, work: Callable[[Ranks], object]) -> None:
 def _watch(others: list[BaseProcess], over: threading.Event) -> None:
     connection.wait([other.sentinel for other in others])
     if not over.wait(2 * _PATIENCE) and any(other.exitcode for other in others):
-        print(f"training failed: {_ENDED}", file=sys.stderr, flush=True)
-        os._exit(TRANSIENT)
+        _say(str(fault := _fault(others)))
+        os._exit(fault.exit_code)
+
+
+def _fault(others: Sequence[BaseProcess]) -> StageError:
+    """Say why the others ended: by what the user must change, which one of them has said, or else by chance."""
+    if any(other.exitcode == USER for other in others):
+        return UserError("a process of the training named what must be changed; then run again to continue")
+    return TransientError(_ENDED)
+
+
+def _say(fault: str) -> None:
+    print(f"training failed: {fault}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from components.contract.errors import UserError
 from components.store.work import Work
 from components.training.parallel import Ranks, Shares
 
@@ -43,7 +44,8 @@ def save_state(
     mine = {
         name: {"master": master.detach(), "moments": optimizer.state[master]} for name, master in shares.owned.items()
     }
-    torch.save(mine, folder / f"rank-{ranks.rank}.pt")
+    with (folder / f"rank-{ranks.rank}.pt").open("wb") as file:  # by its name alone, torch hides why a write fails
+        torch.save(mine, file)
     ranks.meet()
     if work is not None and ranks.local == 0 and ranks.node:
         work.put_folder(parts[ranks.node - 1], folder)
@@ -59,7 +61,11 @@ def save_state(
 def load_state(
     work: Work | None, scratch: Path, shares: Shares, optimizer: torch.optim.Optimizer, ranks: Ranks
 ) -> tuple[int, list[Line]]:
-    """Restore the newest state; return its step and curve, or 0 and an empty curve when there is none."""
+    """Restore the newest state; return its step and curve, or 0 and an empty curve when there is none.
+
+    Raises:
+        UserError: it is damaged; training anew costs what it held, so that is for the user to say.
+    """
     folder = scratch / _STATE
     missing = work is not None and ranks.local == 0 and not _fetch(work, folder)
     if ranks.sum(missing)[0]:  # on any machine: all begin anew
@@ -78,11 +84,14 @@ def load_state(
 
 
 def _fetch(work: Work, folder: Path) -> bool:
-    """Fetch the state with its parts; return False when it is not all there."""
-    if not work.get_folder(_STATE, folder):
+    """Fetch the state with its parts; return False when there is none."""
+    if _STATE not in work.folders():
         return False
-    parts = json.loads((folder / "state.json").read_text()).get("parts", ())
-    return all(work.get_folder(part, folder / part) for part in parts)
+    if work.get_folder(_STATE, folder):
+        parts = json.loads((folder / "state.json").read_text()).get("parts", ())
+        if all(work.get_folder(part, folder / part) for part in parts):
+            return True
+    raise UserError(f"{work.prefix}: its training state is damaged; remove {work.prefix} from the store to train anew")
 
 
 def _moved(value: Any, master: torch.Tensor) -> Any:

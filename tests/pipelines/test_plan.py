@@ -303,6 +303,7 @@ def test_what_is_measured_on_is_kept_out_of_what_is_trained_on(tmp_path: Path) -
     [
         ("piqa.jsonl", {"goal": "x", "sol1": "y", "sol2": "z"}, "piqa.jsonl line 1: no label"),
         ("arc.jsonl", {"goal": "x"}, "arc.jsonl is none of sciq.jsonl, boolq.jsonl, piqa.jsonl, hellaswag.jsonl"),
+        ("piqa.jsonl", {"goal": "x", "sol1": "y", "sol2": "z", "label": -1}, "piqa.jsonl line 1: label -1 names none"),
         ("piqa.jsonl", None, "piqa.jsonl is empty"),
         ("boolq.jsonl", {"passage": "p", "question": "q", "label": 1}, None),
     ],

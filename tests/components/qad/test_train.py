@@ -190,10 +190,44 @@ def test_a_damaged_checkpoint_of_an_earlier_run_is_not_published(folders, tmp_pa
     shutil.rmtree(output.path / "checkpoints")
     restore_checkpoints(output.work, output.path, 3)
     assert [path.name for path in (output.path / "checkpoints").iterdir()] == ["step-2"]
-    (key,) = store.keys("_work/qad/x/folders/checkpoints/step-2")
+    (key,) = (key for key in store.keys("_work/qad/x/folders") if "step-2" in key)
     store.write(key, (store.read(key) or b"")[:-1])
     with pytest.raises(UserError, match="_work/qad/x: its checkpoints/step-2 is damaged"):
         restore_checkpoints(output.work, output.path, 3)
+
+
+def test_a_damaged_state_is_not_quietly_begun_anew(folders, tmp_path):
+    config, output, store = (
+        Config(**SETTINGS | {"state_every": 4}),
+        output_in(tmp_path),
+        Store(str(tmp_path / "store")),
+    )
+    train(config, *folders, output.scratch, output)
+    key = next(key for key in store.keys("_work/qad/x/folders") if key.endswith("rank-0.pt"))
+    store.write(key, (store.read(key) or b"")[:-1] + b"!")
+    again = output_in(tmp_path / "again")
+    with pytest.raises(UserError, match="_work/qad/x: its training state is damaged; remove"):
+        train(config, *folders, again.scratch, replace(again, work=output.work))
+
+
+def test_a_held_out_subset_without_a_counted_token_is_refused(folders, tmp_path):
+    shutil.copytree(folders[2], quiet := tmp_path / "quiet")
+    mask = bytearray((quiet / "val.mask.bin").read_bytes())
+    mask[: 2 * 32] = bytes(2 * 32)
+    (quiet / "val.mask.bin").write_bytes(mask)
+    with pytest.raises(UserError, match=r"evaluation_sequences: none of the first 2 val sequences"):
+        train(Config(**SETTINGS | {"evaluation_sequences": 2}), *folders[:2], quiet, tmp_path)
+
+
+@pytest.mark.parametrize("broken", [0, 1], ids=["teacher", "student"])
+def test_a_model_that_holds_nan_is_named_before_it_trains(folders, tmp_path, broken):
+    shutil.copytree(folders[broken], bad := tmp_path / "bad")
+    stored = load_file(bad / "model.safetensors")
+    stored["model.norm.weight"][3] = float("nan")
+    save_file(stored, bad / "model.safetensors")
+    pair = [bad if place == broken else folder for place, folder in enumerate(folders[:2])]
+    with pytest.raises(UserError, match="bad: predicts NaN"):
+        train(Config(**SETTINGS), *pair, folders[2], tmp_path, output_in(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -208,6 +242,19 @@ def test_another_model_is_refused(folders, tmp_path, field, value):
         check_pair(teacher, folders[1], 320)
     with pytest.raises(UserError, match="999"):
         check_pair(folders[0], folders[1], 999)
+
+
+def test_what_a_config_leaves_out_is_its_default(folders, tmp_path):
+    """Older libraries leave out what is the default: Qwen3's head is not tied."""
+    teacher, student = tmp_path / "teacher", tmp_path / "student"
+    for source, place, change in ((folders[0], teacher, {}), (folders[1], student, {"tie_word_embeddings": False})):
+        shutil.copytree(source, place)
+        config = json.loads((place / "config.json").read_text())
+        del config["tie_word_embeddings"]
+        (place / "config.json").write_text(json.dumps(config | change))
+    check_pair(teacher, student, 320)
+    with pytest.raises(UserError, match="tie_word_embeddings is True, the teacher's is False"):
+        check_pair(teacher, folders[1], 320)
 
 
 @pytest.mark.parametrize("part", ["weight_packed", "weight_scale", "config.json"])
@@ -231,6 +278,25 @@ def test_a_checkpoint_of_another_grid_is_refused(folders, tmp_path):
     student.save(tmp_path)
     with pytest.raises(UserError, match="another grid"):
         Student.open(folders[1], torch.float32).load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"), [("gone", "missing"), ("torn", "no safetensors file"), ("nan", "holds NaN or infinity")]
+)
+def test_a_damaged_checkpoint_is_named(folders, tmp_path, damage, says):
+    student = Student.open(folders[1], torch.float32)
+    name, layer = next(iter(student.layers.items()))
+    if damage == "nan":
+        layer.weight.data[0, 0] = float("nan")
+    student.save(tmp_path)
+    file = tmp_path / "latents.safetensors"
+    if damage == "torn":
+        file.write_bytes(file.read_bytes()[:1000])
+    elif damage == "gone":
+        file.unlink()
+    with pytest.raises(UserError, match=rf"latents\.safetensors: .*{says}") as caught:
+        Student.open(folders[1], torch.float32).load(tmp_path)
+    assert (name in str(caught.value)) == (damage == "nan")
 
 
 def test_a_capped_head_is_refused(folders):

@@ -90,6 +90,10 @@ def test_accuracy_is_that_of_brute_force(model, tmp_path):
         ("arc.jsonl", PIQA, "arc.jsonl is none of sciq.jsonl"),
         ("piqa.jsonl", [], "piqa.jsonl is empty"),
         ("piqa.jsonl", [PIQA[0], {"goal": "x"}], "piqa.jsonl line 2: no sol1"),
+        ("piqa.jsonl", [PIQA[0], PIQA[1] | {"label": -1}], "piqa.jsonl line 2: label -1 names none of 2 answers"),
+        ("hellaswag.jsonl", [HELLASWAG[0] | {"label": ""}], "hellaswag.jsonl line 1: label '' names none of 4"),
+        ("hellaswag.jsonl", [HELLASWAG[0] | {"endings": "abcd"}], "hellaswag.jsonl line 1: a field is no text"),
+        ("sciq.jsonl", [SCIQ[0] | {"support": None}], "sciq.jsonl line 1: a field is no text"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path, name, rows, says):

@@ -177,3 +177,8 @@ def test_memory_does_not_grow_with_the_tokens(tmp_path: Path) -> None:
     )
     assert int(done.stdout) < 20_000  # KiB
     assert (tmp_path / "train.bin").stat().st_size >= rows * 2000 * 4
+
+
+def test_sequences_longer_than_the_model_knows_positions_are_refused(run) -> None:
+    with pytest.raises(UserError, match=r"sequence_length 2048: .* knows 1024 positions"):
+        run([row(number) for number in range(20)], sequence_length=2048, held_out=0.2)
