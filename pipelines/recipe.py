@@ -19,6 +19,7 @@ from components.contract.digest import StageConfig
 from components.contract.errors import UserError
 from components.contract.faults import explain, unknown
 from components.contract.stage import STAGES, load
+from components.gate.rules import Rule
 from pipelines.cluster import Cluster, locked_images
 from pipelines.document import hiding, merge, override, read_document, unusable
 
@@ -61,6 +62,8 @@ SHARED: dict[str, tuple[str, ...]] = {
 """Stage to the tasks that inherit from its shared section."""
 
 MEASUREMENTS = SHARED["measure"]
+INEXACT = "VLLM_MARLIN_INPUT_DTYPE"
+"""The one variable of a server that changes answers."""
 EVIDENCE = ("qad", "select", "pack", "drafter_1", "drafter_2", "gptq")
 """The tasks beside the measurements whose metrics a gate's rules may name."""
 
@@ -218,6 +221,8 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
         faults.extend(_prompt_sources(configs, files))
     faults.extend(_profile(configs))
     faults.extend(_window(configs))
+    if not faults and (rule := _window_rule(configs)):
+        configs["gate"] = configs["gate"].model_copy(update={"rules": [*configs["gate"].rules, rule]})
     resources = _resources(data.get("resources") or {}, tasks, section, faults)
     placed = cluster.tasks if cluster else {}
     faults.extend(unknown(f"cluster.tasks.{name}", name, tasks) for name in placed if name not in tasks)
@@ -241,21 +246,52 @@ def _prompt_sources(configs: dict[str, Any], files: Files) -> list[str]:
 
 
 def _profile(configs: dict[str, Any]) -> list[str]:
-    """Demand that what deploy, the last task, serves is a profile of the bundle."""
-    deploy, bundle = configs["deploy"], configs["bundle"]
-    if not deploy or not bundle or deploy.profile in bundle.serving.profiles:
+    """Demand that what deploy, the last task, serves is a profile of the bundle, and was measured as inexact as it."""
+    deploy, bundle, measured = configs["deploy"], configs["bundle"], configs["measure_pair"]
+    if not deploy or not bundle or not measured:
         return []
-    return [f"deploy.profile: {deploy.profile} is no profile of bundle.serving ({', '.join(bundle.serving.profiles)})"]
+    served = bundle.serving.profiles.get(deploy.profile)
+    if served is None:
+        known = ", ".join(bundle.serving.profiles)
+        return [f"deploy.profile: {deploy.profile} is no profile of bundle.serving ({known})"]
+    if served.env.get(INEXACT) == measured.profile.env.get(INEXACT):
+        return []
+    place = f"bundle.serving.profiles.{deploy.profile}.env.{INEXACT}"
+    return [f"{place}: changes answers, so what is measured needs it too; set measure.profile.env.{INEXACT} alike"]
 
 
 def _window(configs: dict[str, Any]) -> list[str]:
-    """Demand that windows are measured where the bundle goes by them, and that the task for it has some."""
-    bundle, measured = configs["bundle"], configs.get("measure_window")
+    """Demand that a window is compared with full attention before it is served, and that the task for it has some."""
+    bundle, drafter, measured = configs["bundle"], configs["drafter_2"], configs.get("measure_window")
     if "measure_window" not in configs and bundle and bundle.window == "auto":
         return ["bundle.window: auto goes by what measure_window finds; give measure_window.windows"]
     if measured and not measured.windows:
         return ["measure_window.windows: give the windows to compare with full attention, in tokens"]
-    return []
+    if not bundle or not drafter or (measured is None and "measure_window" in configs):
+        return []
+    window, compared = _served_window(configs), measured.windows if measured else ()
+    if window is None or window in compared:
+        return []
+    place = "drafter.window" if bundle.window == "trained" else "bundle.window"
+    found = f"has {', '.join(map(str, compared))}" if compared else "is not there"
+    return [f"{place}: {window} is served only after a comparison with full attention; measure_window.windows {found}"]
+
+
+def _served_window(configs: dict[str, Any]) -> int | None:
+    """Return the window that the bundle serves, in tokens; None for full attention, and for auto, which keeps it."""
+    window = configs["bundle"].window
+    if window == "trained":
+        window = configs["drafter_2"].window
+    return None if window == "auto" else window
+
+
+def _window_rule(configs: dict[str, Any]) -> Rule | None:
+    """Return the gate's rule that refuses a window which loses acceptance."""
+    window = _served_window(configs)
+    if window is None:
+        return None
+    metric = f"measure_window.window.by_window.{window}.keeps"
+    return Rule(name="the window keeps the acceptance of full attention", metric=metric, at_least=1)
 
 
 def filled(recipe: str, task: str, tasks: Iterable[str], template: Template, cluster: Cluster) -> dict[str, Any]:

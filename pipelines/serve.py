@@ -4,9 +4,12 @@ import os
 import socket
 from pathlib import Path
 
+from components.bundle.fit import drafter_shape
 from components.contract.errors import UserError
 from components.serving.arguments import arguments, environment
-from components.serving.profiles import DRAFT_FOLDER, read_serving
+from components.serving.lifetime import VARIABLE as END_WITH_PARENT
+from components.serving.profiles import DRAFT_FOLDER, SERVING_FILE, read_serving
+from components.serving.start import ALWAYS, check
 from components.store import cache
 from components.store.artifact import read_manifest
 from components.store.backend import Store
@@ -35,12 +38,27 @@ def demand_free(port: int) -> None:
 
 
 def command(folder: Path, profile_name: str, port: int, draft: bool) -> tuple[list[str], dict[str, str]]:
-    """Return the server's argv and whole environment. ``draft`` false serves the target alone."""
+    """Return the server's argv and whole environment. ``draft`` false serves the target alone.
+
+    Every file is compared with the bundle's checksums before any of them is believed.
+
+    Raises:
+        UserError: a file that is not the bundle's, an unknown profile, or more drafted tokens than a block holds.
+    """
     serving = read_serving(folder)
+    check(folder, None)
     profile = serving.profile(profile_name)
-    drafter = folder / DRAFT_FOLDER if draft and (folder / DRAFT_FOLDER).is_dir() else None
-    argv = arguments(profile, folder, drafter, served_model_name=serving.served_model_name, port=port)
+    drafter = folder / DRAFT_FOLDER
+    drafted, most = profile.num_speculative_tokens or 1, drafter_shape(drafter).block_size - 1
+    if draft and drafted > most:
+        raise UserError(
+            f"{folder / SERVING_FILE}: profiles.{profile_name}.num_speculative_tokens is {drafted}; "
+            f"the drafter's block size {most + 1} allows at most {most}"
+        )
+    argv = arguments(
+        profile, folder, drafter if draft else None, served_model_name=serving.served_model_name, port=port
+    )
     executable = Path(interpreter("vllm")).with_name("vllm")
     if not executable.exists():
         raise UserError(f"{executable}: missing; the vllm role has no vLLM, run make setup")
-    return [str(executable), *argv[1:]], {**os.environ, **environment(profile)}
+    return [str(executable), *argv[1:], *ALWAYS], {**os.environ, **environment(profile), END_WITH_PARENT: "1"}

@@ -23,11 +23,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return ``folder/config.json``; raises :class:`UserError` naming the file when there is none or it is torn."""
     path = folder / "config.json"
     try:
-        config: dict[str, Any] = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path}: missing; this is not a model folder") from error
     except ValueError as error:
         raise UserError(f"{path}: not JSON; the file is torn") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: holds no fields; this is not a model folder")
     return config
 
 
@@ -45,16 +47,22 @@ def drafter_shape(folder: Path) -> Shape:
     (``dflash_config.target_layer_ids``).
     """
     config = read_config(folder)
-    layer = config.get("transformer_layer_config", config)
-    own = config.get("dflash_config", {})
     try:
+        layer = config.get("transformer_layer_config", config)
+        own = config.get("dflash_config", {})
         if "aux_hidden_state_layer_ids" in config:
             taps, mask_token = [tap - 1 for tap in config["aux_hidden_state_layer_ids"]], config["mask_token_id"]
         else:
             taps, mask_token = own["target_layer_ids"], own["mask_token_id"]
-        return Shape(layer["vocab_size"], layer["hidden_size"], tuple(taps), mask_token, config["block_size"])
+        block_size = config["block_size"] if "block_size" in config else own["block_size"]
+        numbers = layer["vocab_size"], layer["hidden_size"], *taps, mask_token, block_size
     except KeyError as error:
         raise UserError(f"{folder / 'config.json'}: no {error}; this is not a DFlash drafter") from error
+    except TypeError as error:
+        raise UserError(f"{folder / 'config.json'}: {error}; this is not a DFlash drafter") from error
+    if not all(type(number) is int for number in numbers):
+        raise UserError(f"{folder / 'config.json'}: not whole numbers among {numbers}; this is not a DFlash drafter")
+    return Shape(layer["vocab_size"], layer["hidden_size"], tuple(taps), mask_token, block_size)
 
 
 def check_fit(target: Path, draft: Path) -> Shape:
@@ -62,7 +70,10 @@ def check_fit(target: Path, draft: Path) -> Shape:
     config = read_config(target)
     text = config.get("text_config", config)
     shape = drafter_shape(draft)
-    vocabulary, hidden_size, layers = text["vocab_size"], text["hidden_size"], text["num_hidden_layers"]
+    try:
+        vocabulary, hidden_size, layers = text["vocab_size"], text["hidden_size"], text["num_hidden_layers"]
+    except KeyError as error:
+        raise UserError(f"{target / 'config.json'}: no {error}; this is not a target model") from error
     faults = []
     if shape.vocabulary != vocabulary:
         faults.append(f"vocabulary {shape.vocabulary}, the target's is {vocabulary}")
@@ -72,6 +83,8 @@ def check_fit(target: Path, draft: Path) -> Shape:
         faults.append(f"taps {outside} outside the target's layers 0 to {layers - 1}")
     if not shape.taps or len(set(shape.taps)) != len(shape.taps):
         faults.append(f"taps {list(shape.taps)} are not distinct layers")
+    if shape.block_size < 2:
+        faults.append(f"block size {shape.block_size} leaves nothing to draft after the anchor")
     if not 0 <= shape.mask_token < vocabulary:
         faults.append(f"mask token {shape.mask_token} outside the target's vocabulary of {vocabulary}")
     if faults:

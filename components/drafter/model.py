@@ -119,7 +119,7 @@ def attach(drafter: DFlashDraftModel, target: torch.nn.Module) -> DFlashDraftMod
     A trimmed head is a copy of the drafted rows.
 
     Raises:
-        UserError: the target's vocabulary or width is not the one the drafter was made for.
+        UserError: vocabulary, width, taps or mask token are not the target's, with the numbers.
     """
     embedding, head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
     wanted = tuple(drafter.embed_tokens.weight.shape)
@@ -128,9 +128,11 @@ def attach(drafter: DFlashDraftModel, target: torch.nn.Module) -> DFlashDraftMod
             f"drafter: made for an embedding of {wanted}, the target's is {tuple(embedding.shape)}; "
             "the two do not belong together"
         )
-    layers = text_config(target.config).num_hidden_layers
-    if max(taps_of(drafter)) >= layers:
-        raise UserError(f"drafter: taps layers {taps_of(drafter)}, the target has {layers} layers")
+    layers, taps = text_config(target.config).num_hidden_layers, taps_of(drafter)
+    if not set(taps) <= set(range(layers)) or len(set(taps)) < len(taps):
+        raise UserError(f"drafter: taps layers {taps}, the target has {layers} layers, counted from 0; each once")
+    if not 0 <= drafter.mask_token_id < len(embedding):
+        raise UserError(f"drafter: mask token {drafter.mask_token_id}, the target's vocabulary has {len(embedding)}")
     if drafter.t2d is not None:
         head = head[drafter.t2d.to(head.device)]
     for module, weight in ((drafter.embed_tokens, embedding), (drafter.lm_head, head)):

@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from components.chats.rows import Row
 from components.contract.errors import UserError
-from components.drafter.blocks import lay_out, seed_of, strided_anchors
+from components.drafter.blocks import candidates, lay_out, seed_of, strided_anchors
 from components.drafter.data import Chat
 from components.drafter.features import Features
 from components.drafter.forward import block_hidden
@@ -40,6 +40,11 @@ def draw(chats: Iterable[Chat], conversations: int, mix: dict[str, int], categor
             )
         chosen.update(of_one[:count])
     return [chat for chat in usable if chat.id in chosen]
+
+
+def with_room(chats: Iterable[Chat], anchors: int) -> list[Chat]:
+    """Return the chats whose answer has places for that many anchors: the others could not give as many blocks."""
+    return [chat for chat in chats if len(candidates(chat.answer_start, len(chat.token_ids))) >= anchors]
 
 
 def whole(rows: Iterable[Row], longest: int) -> tuple[list[Row], int]:

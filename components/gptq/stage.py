@@ -13,7 +13,7 @@ from components.contract.digest import StageConfig
 from components.contract.stage import Port
 
 ROLE = "train"
-VERSION = 3
+VERSION = 4
 INPUTS = {
     "drafter": Port("the trained DFlash drafter (drafter)"),
     "target": Port("the model folder it drafts for, dense or W4A16"),
@@ -42,7 +42,12 @@ class Config(StageConfig):
     mix: dict[str, Annotated[int, Field(ge=1)]] = Field(
         {}, description="conversations by category, adding up to ``conversations``; empty takes them from all alike"
     )
-    anchors: int = Field(16, ge=1, description="Anchors per conversation, spread evenly over the answer")
+    anchors: int = Field(
+        16,
+        ge=1,
+        description="Anchors per conversation, spread evenly over the answer; one whose answer is too short for them "
+        "is left out",
+    )
     max_length: int = Field(3072, ge=8, description="Longest conversation, tokens; a longer one is left out, not cut")
     held_out: float = Field(
         0.02, gt=0, lt=1, description="Share of the chats for the evaluation; the drafter stage's, so it saw none"
@@ -73,7 +78,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     from components.checkpoint.load import load_model
     from components.drafter import data, evaluate, features, model
     from components.gptq import folder
-    from components.gptq.calibrate import Calibration, choose, draw, whole
+    from components.gptq.calibrate import Calibration, choose, draw, whole, with_room
     from components.gptq.compare import logits_apart
     from components.gptq.sequence import How, parts, quantize_in_sequence
     from components.training.parallel import Ranks
@@ -90,9 +95,11 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     rows, longer = whole(read_rows(inputs["chats"].path), config.max_length)
     chats = data.split(rows, config.max_length, config.held_out)
     category = {row["id"]: row.get("category", "") for row in rows}
-    chosen = draw(chats.train, config.conversations, config.mix, category)
+    usable = with_room(chats.train, config.anchors)
+    chosen = draw(usable, config.conversations, config.mix, category)
     held_out = choose(chats.held_out, config.evaluation_conversations)
     every = [*chosen, *held_out]
+    data.refuse_unknown_tokens(len(drafter.embed_tokens.weight), every)
     data.refuse_mask_token(drafter.mask_token_id, every)
 
     with output.timed("features"):
@@ -103,6 +110,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         else:
             look_up = features.online(compute, every)
     calibration = Calibration(chosen, look_up, config.anchors, dtype)
+    assert calibration.blocks == config.conversations * config.anchors
     calibration.check_rank(drafter, linears)
 
     def held_out_features(index: int) -> torch.Tensor:
@@ -143,7 +151,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         "by_category": dict(sorted(Counter(category[chat.id] for chat in chosen).items())),
         "blocks": calibration.blocks,
         "held_out": len(held_out),
-        "left_out": longer,
+        "left_out": {"longer": longer, "too_short": chats.too_short + len(chats.train) - len(usable)},
         "seconds": round(time.monotonic() - began, 3),
     }
 

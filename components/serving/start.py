@@ -12,10 +12,11 @@ from pathlib import Path
 from components.contract.digest import file_sha256
 from components.contract.errors import StageError, UserError, one_line
 from components.serving.drain import mark
-from components.serving.profiles import SUMS_FILE
+from components.serving.profiles import SERVING_FILE, SUMS_FILE
 
 VARIABLE = "QDFLASH_SUMS"
 ALWAYS = ("--load-format", "safetensors")
+OWN_CHANGE = "give the recipe's bundle.serving what it should say, or list your own change there (docs/serving.md)"
 
 
 def check(folder: Path, sums: str | None) -> int:
@@ -30,14 +31,20 @@ def check(folder: Path, sums: str | None) -> int:
         raise UserError(
             f"{listing}: not the checksums that {VARIABLE} names; another bundle lies there, or a changed one"
         )
-    pairs = (line.split("  ", 1) for line in listing.read_text(encoding="utf-8").splitlines())
-    wanted = {name: digest for digest, name in pairs}
+    try:
+        pairs = [line.split("  ", 1) for line in listing.read_text(encoding="utf-8").splitlines()]
+        wanted = {name: digest for digest, name in pairs}
+    except ValueError as error:
+        raise UserError(f"{listing}: not lines of a sha256 and a name; fetch the bundle again") from error
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {SUMS_FILE}
-    if stray := sorted(found.symmetric_difference(wanted)):
-        raise UserError(f"{folder / stray[0]}: {'not in' if stray[0] in found else 'missing, but in'} {SUMS_FILE}")
+    for stray in sorted(found.symmetric_difference(wanted)):
+        if stray in found:
+            raise UserError(f"{folder / stray}: not in {SUMS_FILE}; take it out of the bundle")
+        raise UserError(f"{folder / stray}: missing, but in {SUMS_FILE}; fetch the bundle again")
     for name, digest in wanted.items():
         if file_sha256(folder / name) != digest:
-            raise UserError(f"{folder / name}: altered: its sha256 is not that of {SUMS_FILE}; fetch the bundle again")
+            advice = OWN_CHANGE if name == SERVING_FILE else "fetch the bundle again"
+            raise UserError(f"{folder / name}: altered: its sha256 is not that of {SUMS_FILE}; {advice}")
     return len(wanted)
 
 

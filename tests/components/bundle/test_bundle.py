@@ -1,12 +1,13 @@
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from components.bundle import stage
-from components.bundle.fit import check_fit
+from components.bundle.fit import check_fit, drafter_shape
 from components.bundle.window import window_of, with_window
 from components.contract.context import Input, Inputs, Output
 from components.contract.digest import file_sha256
@@ -170,6 +171,33 @@ def test_card_gives_the_commands_of_its_own_serving_file(pair: Inputs, tmp_path:
         assert shlex.join(arguments(profile, ".", "draft", served_model_name=serving.served_model_name)) in text
 
 
+def test_target_and_drafter_the_wrong_way_round(pair: Inputs, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no 'target_layer_ids'; this is not a DFlash drafter"):
+        bundle(Inputs({"target": pair.all("target"), "drafter": pair.all("target")}), tmp_path)
+    (tmp_path / "out").rmdir()
+    with pytest.raises(UserError, match="no 'vocab_size'; this is not a target"):
+        bundle(Inputs({"target": pair.all("drafter"), "drafter": pair.all("drafter")}), tmp_path)
+
+
+def test_a_config_of_no_fields_is_no_model_folder(tmp_path: Path) -> None:
+    for text in ("[]", "null", '"x"'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UserError, match="holds no fields"):
+            drafter_shape(tmp_path)
+
+
+def test_a_full_disk_ends_the_stage_with_one_line_and_no_bundle(
+    pair: Inputs, tmp_path: Path, small_disk: Path
+) -> None:
+    big = put(Store(str(tmp_path / "store")), "b", "big", folder(tmp_path / "b", TARGET, x="0" * (2 << 20)), {})
+    command = [sys.executable, "-m", "components.bundle", "--config", "{}", "--input", f"target={big.uri}"]
+    command += ["--input", f"drafter={pair['drafter'].uri}", "--output", f"{small_disk}/bundle/"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "disk full" in done.stderr.splitlines()[-1]
+    assert list(small_disk.rglob("_manifest.json")) == []
+
+
 def test_more_drafted_tokens_than_the_block_holds(pair: Inputs, tmp_path: Path) -> None:
     config = stage.Config(serving=Serving(profiles={"cpu": Profile(num_speculative_tokens=4)}))
     with pytest.raises(UserError, match="is 4; the drafter's block size 4 allows at most 3"):
@@ -253,6 +281,11 @@ def test_both_layouts_give_the_same_shape(tmp_path: Path, layout: dict) -> None:
         ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 4]}}, r"taps \[4\] outside .* 0 to 3"),
         ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 1]}}, r"taps \[1, 1\] are not distinct"),
         ({"dflash_config": {}}, "not a DFlash drafter"),
+        ({"dflash_config": None}, "not a DFlash drafter"),
+        ({"dflash_config": {"mask_token_id": None, "target_layer_ids": [1]}}, "None.*not a DFlash drafter"),
+        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": 1}}, "not a DFlash drafter"),
+        ({"block_size": "4"}, "'4'.*not a DFlash drafter"),
+        ({"block_size": 1}, "block size 1 leaves nothing to draft"),
     ],
 )
 def test_a_drafter_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path, change: dict, message: str) -> None:

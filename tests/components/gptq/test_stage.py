@@ -8,7 +8,7 @@ from compressed_tensors.compressors import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 
-from components.chats.rows import read_rows
+from components.chats.rows import is_held_out, read_rows, write_rows
 from components.checkpoint.grid import read_grid
 from components.contract.context import Input, Inputs, Output
 from components.contract.errors import UserError
@@ -107,10 +107,26 @@ def test_a_conversation_over_the_cap_is_left_out_not_cut(drafter_folder, tiny_mo
     cap = lengths[len(lengths) // 2]
     longer = sum(length > cap for length in lengths)
     _, metrics = quantize(drafter_folder, tiny_model, chats, tmp_path, max_length=cap)
-    assert metrics["left_out"] == longer > 0
+    assert metrics["left_out"] == {"longer": longer, "too_short": 0}
+    assert longer > 0
     usable = len(rows) - longer - metrics["held_out"]
     with pytest.raises(UserError, match=f"{usable} usable rows, {usable + 1} are to calibrate on"):
         quantize(drafter_folder, tiny_model, chats, tmp_path, max_length=cap, conversations=usable + 1)
+
+
+def test_as_many_blocks_as_were_asked_and_answers_with_too_few_places_are_left_out(
+    drafter_folder, tiny_model, chats, tmp_path
+):
+    anchors = 20
+    answers = [len(row["token_ids"]) for row in read_rows(chats) if not is_held_out(row["id"], CONFIG["held_out"])]
+    short = sum(tokens - 1 < anchors for tokens in answers)
+    assert 0 < short < len(answers) - 2
+    usable = len(answers) - short
+    _, metrics = quantize(drafter_folder, tiny_model, chats, tmp_path, conversations=usable, anchors=anchors)
+    assert metrics["left_out"] == {"longer": 0, "too_short": short}
+    assert (metrics["conversations"], metrics["blocks"]) == (usable, usable * anchors)
+    with pytest.raises(UserError, match=f"{usable} usable rows, {usable + 1} are to calibrate on"):
+        quantize(drafter_folder, tiny_model, chats, tmp_path, conversations=usable + 1, anchors=anchors)
 
 
 def test_the_librarys_unpacking_gives_codes_times_scales_as_the_reloaded_drafter_has_them(result, target):
@@ -192,7 +208,10 @@ def test_too_few_rows_are_refused_with_the_numbers(drafter_folder, tiny_model, c
         ({"hidden_size": 32}, r"made for an embedding of \(320, 32\), the target's is \(320, 64\)"),
         ({"vocab_size": 300}, r"made for an embedding of \(300, 64\), the target's is \(320, 64\)"),
         ({"aux_hidden_state_layer_ids": [1, 9]}, r"taps layers \[0, 8\], the target has 4 layers"),
+        ({"aux_hidden_state_layer_ids": [0, 3]}, r"taps layers \[-1, 2\], the target has 4 layers"),
+        ({"aux_hidden_state_layer_ids": [3, 3]}, r"taps layers \[2, 2\], the target has 4 layers, .* each once"),
         ({"mask_token_id": 1}, r"mask token 1: it occurs in chat row-"),
+        ({"mask_token_id": 320}, r"mask token 320, the target's vocabulary has 320"),
     ],
 )
 def test_a_drafter_for_another_target_is_refused(change, message, drafter_folder, tiny_model, chats, tmp_path):
@@ -205,6 +224,16 @@ def test_a_drafter_for_another_target_is_refused(change, message, drafter_folder
     (other / "config.json").write_text(json.dumps(document))
     with pytest.raises(UserError, match=message):
         quantize(other, tiny_model, chats, tmp_path)
+
+
+def test_chats_of_another_tokenizer_are_refused(drafter_folder, tiny_model, chats, tmp_path):
+    rows = list(read_rows(chats))
+    (tmp_path / "other").mkdir()
+    for row in rows:
+        row["token_ids"][3] = 320
+    write_rows(tmp_path / "other" / "part-0.jsonl", rows)
+    with pytest.raises(UserError, match=r"chat row-\d+: a token id is not among the target's 320"):
+        quantize(drafter_folder, tiny_model, tmp_path / "other", tmp_path, conversations=30)
 
 
 def test_a_quantised_drafter_is_refused(result, tiny_model, chats, tmp_path):

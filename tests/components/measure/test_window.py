@@ -6,8 +6,9 @@ import json
 import pytest
 
 from components.contract.context import Input, Inputs, Output
-from components.contract.errors import UserError
+from components.contract.errors import GateError, UserError
 from components.contract.log import Log
+from components.gate import stage as gate
 from components.measure import window
 from components.measure.stage import Answers, Config, Regime, run
 from components.serving.profiles import CPU
@@ -53,6 +54,24 @@ def test_a_window_keeps_nothing_that_was_not_measured():
     by_window = {"none": measured(3.0, 3.0, 100), "256": measured(3.0, 3.0, 50)}
     by_window["none"]["lengths"]["long"]["acceptance_length"]["low"] = None
     assert window.choose(by_window, "long")["chosen"] is None
+
+
+@pytest.mark.parametrize(("acceptance", "kept"), [(2.95, True), (2.85, False)])
+def test_the_gate_refuses_a_window_below_full_attention_s_interval(acceptance, kept, tmp_path, home):
+    """Full attention has 3.0 ± 0.1. The rule is the one that every recipe with a window has."""
+    by_window = {"none": measured(3.0, 3.0, 100), "1024": measured(3.0, acceptance, 50)}
+    store = Store(str(tmp_path / "store"))
+    (tmp_path / "files").mkdir()
+    manifest = MANIFEST | {"metrics": {"window": window.choose(by_window, "long")}}
+    artifact, _ = commit(store, "measure", "6" * 64, tmp_path / "files", manifest)
+    metric = "measure_window.window.by_window.1024.keeps"
+    config = gate.Config(names=["measure_window"], rules=[{"name": "window", "metric": metric, "at_least": 1}])
+    output = Output(tmp_path, tmp_path, Work(store, "_work/g"), Log("gate", io.StringIO()))
+    verdict = gate.run(config, Inputs({"measurements": [Input(artifact.uri)]}), output)
+    assert verdict["passed"] is kept
+    if not kept:
+        with pytest.raises(GateError, match=f"gate not met: window: {metric} is False, must be at least 1"):
+            gate.check(verdict)
 
 
 def prompts(count):
