@@ -15,6 +15,7 @@ from components.report.table import (
     Tasks,
     called,
     comparison,
+    difference,
     interval,
     keys,
     measures,
@@ -127,9 +128,7 @@ def _prediction(label: str, task: TaskRecord) -> str:
 def training(tasks: Tasks) -> list[dict[str, Any]]:
     """Rows ``{what, value}`` on regeneration, QAD, the two drafter stages and how well they predict serving."""
     rows = []
-    served = next(
-        (task.get("acceptance_length.value") for task in tasks.values() if task.get("acceptance_length")), None
-    )
+    served = next((task.get("acceptance_length") for task in tasks.values() if task.get("acceptance_length")), None)
     for task in tasks.values():
         if task.stage == "regen":
             rows.append({"what": f"{task.name}: answers", "value": _answers(task)})
@@ -151,16 +150,12 @@ def training(tasks: Tasks) -> list[dict[str, Any]]:
                     {"what": f"{task.name}: held-out accept-length, {kind}", "value": interval(value, "value")}
                 )
         if task.stage == "gptq" and task.get("accept_length.after"):
-            predicted = task.get("accept_length.after.value")
-            rows.append(
-                {
-                    "what": f"{task.name}: held-out accept-length, quantised",
-                    "value": interval(task.get("accept_length.after"), "value"),
-                }
-            )
-            if served is not None:
+            predicted = task.get("accept_length.after")
+            what = f"{task.name}: held-out accept-length, quantised"
+            rows.append({"what": what, "value": interval(predicted, "value")})
+            if served:
                 what = f"{task.name}: how much longer the served acceptance length is"
-                rows.append({"what": what, "value": number(served - predicted)})
+                rows.append({"what": what, "value": interval(difference(served, predicted), "value")})
     return rows
 
 
@@ -196,6 +191,11 @@ def figures(tasks: Tasks) -> list[str]:
             ("bigram", task.get("acceptance_length.bigram.per_position")),
         )
         if values
+    }
+    per_position |= {
+        f"{task.name}, held-out": (list(range(1, len(values) + 1)), values)
+        for task in tasks.values()
+        if task.stage == "drafter" and (values := task.get("per_position"))
     }
     if per_position:
         drawn.append(plots.lines("Acceptance per position", "position in the block", "share accepted", per_position))

@@ -1,5 +1,6 @@
 """The headline table: what was measured of baseline, target and pair, as cells for people and as plain numbers."""
 
+import math
 from typing import Any
 
 from components.measure import cost
@@ -134,6 +135,14 @@ def interval(entry: dict[str, Any] | None, key: str) -> str:
     if entry.get("low") is not None:
         text += f" [{number(entry['low'])}, {number(entry['high'])}]"
     return f"{text}, n = {entry['n']}" if "n" in entry else text
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """Return two independent estimates' difference, its interval from theirs (MOVER, Zou and Donner 2008)."""
+    low = math.hypot(one["value"] - one["low"], other["high"] - other["value"])
+    high = math.hypot(one["high"] - one["value"], other["value"] - other["low"])
+    value = one["value"] - other["value"]
+    return {"value": value, "low": value - low, "high": value + high}
 
 
 def _megabytes(task: TaskRecord, tokens: float) -> str:

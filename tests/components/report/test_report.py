@@ -52,7 +52,7 @@ def tasks(tmp_path, monkeypatch):
             tmp_path,
             "drafter",
             "6",
-            {"accept_length": {"bigram": {"value": 1.3, "low": 1.2, "high": 1.4}}},
+            {"accept_length": {"bigram": {"value": 1.3, "low": 1.2, "high": 1.4}}, "per_position": [0.4, 0.2]},
             curve=[{"step": 0, "accept_length": {"value": 1.0}}, {"step": 1, "loss": 3.0}],
         ),
         "gptq": put(
@@ -129,7 +129,8 @@ def test_the_page_carries_every_figure_and_needs_nothing_else(tasks):
         "(no power)",
         "1.3 [1.2, 1.4]",
         "1.25 [1.2, 1.3]",
-        "<td>0.15",
+        "<td>0.15 [-0.05616, 0.3562]</td>",  # 0.15 − √(0.2² + 0.05²) and + √(0.2² + 0.05²)
+        "drafter_1, held-out",
         "<td>0.01235</td>",
         f'teacher <a href="#{"1" * 64}">teacher</a>',
         "<code>mmlu_pro_validation.jsonl</code>",
