@@ -28,9 +28,10 @@ from pipelines.options import (
     StoreUrl,
     Unforced,
     planned,
+    planned_for_pods,
     recipe_at,
 )
-from pipelines.plan import Plan, demand_pods, render_table, upload_files
+from pipelines.plan import Plan, render_table, upload_files
 from pipelines.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -125,13 +126,8 @@ def compile_(
     store_url: StoreUrl = None,
 ) -> None:
     """Render a recipe for a cluster: what is committed is left out."""
-    if not store_url and not os.environ.get("QDFLASH_STORE"):
-        raise UserError("compile: pods cannot reach the local store; give --store s3://bucket/prefix or QDFLASH_STORE")
+    chosen = planned_for_pods(recipe, overrides, store_url, only, start, forced, unforced)
     output.parent.mkdir(parents=True, exist_ok=True)
-    chosen = planned(recipe, overrides, store_url, only, start)
-    demand_pods(chosen)
-    if forced or unforced:
-        chosen = planned(recipe, overrides, store_url, only, start, forced, unforced)
     if to == "argo":
         from pipelines import argo
 

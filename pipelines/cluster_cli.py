@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.options import Forced, Only, Overrides, RecipeName, Start, StoreUrl, Unforced, planned
+from pipelines.options import Forced, Only, Overrides, RecipeName, Start, StoreUrl, Unforced, planned_for_pods
 
 app = typer.Typer()
 
@@ -33,15 +33,10 @@ def submit(
     namespace: Namespace = "qdflash",
 ) -> None:
     """Run a recipe on a cluster: what is committed is imported, the rest runs or resumes. Prints the run's ID."""
-    from pipelines.plan import demand_pods
     from pipelines.submit import Server
 
-    plan = planned(recipe, overrides, store_url, only, start)
-    demand_pods(plan)
     server = Server(host, namespace)
-    if forced or unforced:
-        plan = planned(recipe, overrides, store_url, only, start, forced, unforced)
-    print(server.submit(plan, experiment))
+    print(server.submit(planned_for_pods(recipe, overrides, store_url, only, start, forced, unforced), experiment))
 
 
 @app.command(epilog="Example: qdflash status 5f0c…")

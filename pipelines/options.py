@@ -1,5 +1,6 @@
 """Arguments and options that several ``qdflash`` commands share."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from components.contract.errors import UserError
 from pipelines.connect import connect
-from pipelines.plan import Plan, Selection, force, make_plan, unforce
+from pipelines.plan import Plan, Selection, demand_pods, force, make_plan, unforce
 from pipelines.recipe import Recipe, load_recipe
 
 SHIPPED = {path.stem: path for path in sorted(Path(__file__).with_name("recipes").glob("*.yaml"))}
@@ -65,3 +66,20 @@ def planned(
     if unforced:
         unforce(loaded, store, unforced)
     return make_plan(loaded, store, selection) if forced or unforced else plan
+
+
+def planned_for_pods(
+    recipe: str,
+    overrides: list[str] | None,
+    store_url: str | None,
+    only: list[str] | None,
+    start: list[str] | None,
+    forced: list[str] | None,
+    unforced: list[str] | None,
+) -> Plan:
+    """Return the plan that a cluster is to run; nothing is forced before it is known that pods can run it."""
+    if not store_url and not os.environ.get("QDFLASH_STORE"):
+        raise UserError("pods cannot reach the local store; give --store s3://bucket/prefix or QDFLASH_STORE")
+    plan = planned(recipe, overrides, store_url, only, start)
+    demand_pods(plan)
+    return planned(recipe, overrides, store_url, only, start, forced, unforced) if forced or unforced else plan

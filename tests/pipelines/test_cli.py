@@ -128,6 +128,7 @@ def test_gc_finds_what_nobody_needs_and_only_that(filled):
         ),
         (("plan", "none.yaml", "--store", "x"), "recipe none.yaml: No such file"),
         (("compile", "tiny", "-o", "x.yaml"), "pods cannot reach the local store"),
+        (("submit", "tiny", "--host", "http://127.0.0.1:9"), "pods cannot reach the local store"),
         (("serve", "ffff", "--set", "qad.steps=1", "--store", "x"), "--set: ffff is no recipe"),
         (("artifacts", "show", "ffff", "--store", "nowhere"), "artifact ffff: no such artifact"),
         (("artifacts", "list", "nostage", "--store", "nowhere"), "stage nostage: unknown"),
