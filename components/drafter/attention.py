@@ -28,7 +28,7 @@ def attention_mask(blocks: Blocks, window: int | None) -> Any:
     device, queries = blocks.anchors.device, blocks.places.numel()
     keys, sees = len(blocks.token_ids) + queries, blocks.sees(window)
     if device.type != "cuda":
-        return sees(torch.arange(queries)[:, None], torch.arange(keys))[None, None]
+        return sees(torch.arange(queries, device=device)[:, None], torch.arange(keys, device=device))[None, None]
 
     def rule(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return sees(query, key)

@@ -18,6 +18,13 @@ def seed_of(*parts: object) -> int:
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) >> 1
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return ``tensor`` on ``device``; a GPU takes it when it comes to it, and the host does not wait for that."""
+    if tensor.device.type == "cpu" and device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 def candidates(answer_start: int, length: int) -> range:
     """Return the positions that can be an anchor: answer tokens that are followed by another answer token."""
     return range(answer_start, length - 1)
@@ -85,7 +92,7 @@ class Blocks:
             A function of slots (int64, 0 to anchors·size − 1) and keys (int64) of shapes that broadcast, to bool.
         """
         size, anchors, starts = self.size, self.anchors, self.starts
-        tokens = torch.tensor(len(self.token_ids), device=anchors.device)  # a number would compile for each length
+        tokens = torch.full((), len(self.token_ids), device=anchors.device)  # a number would compile for each length
 
         def rule(query: Tensor, key: Tensor) -> Tensor:
             block, slot, other = query // size, query % size, key - tokens
@@ -100,7 +107,7 @@ class Blocks:
 
     def to(self, device: torch.device) -> "Blocks":
         """Return the same blocks on another device."""
-        tensors = {field.name: getattr(self, field.name).to(device) for field in fields(self)[1:]}
+        tensors = {field.name: sent(getattr(self, field.name), device) for field in fields(self)[1:]}
         return Blocks(self.size, **tensors)
 
 

@@ -4,18 +4,22 @@ A drafter that learns from the target's distribution needs the target's last hid
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from components.contract.errors import UserError
+from components.drafter.blocks import sent
 from components.drafter.data import Chat
 from components.store.work import Work
 from components.training.parallel import Ranks
+from components.training.room import reserve
 
 Features = Callable[[int], torch.Tensor]
 SHARD_TOKENS = 2048
+DIGEST_BYTES = 32
 
 
 def target_layer_ids(layers: int, taps: int) -> list[int]:
@@ -46,6 +50,7 @@ class TargetFeatures:
 
     def __init__(self, target: torch.nn.Module, taps: Sequence[int], final: bool = False) -> None:
         self._decoder, self._taps, self._final = target.get_decoder(), list(taps), final
+        self._three_axes = "mrope_section" in (getattr(self._decoder.config, "rope_parameters", None) or {})
         self.width = (len(self._taps) + final) * target.get_output_embeddings().weight.shape[1]
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -67,10 +72,14 @@ class TargetFeatures:
 
             return hook
 
+        device, (rows, length) = self._decoder.device, token_ids.shape
+        given = {}
+        if self._three_axes:  # unless told, transformers asks the GPU for positions, and waits for all before them
+            given["position_ids"] = torch.arange(length, device=device).expand(3, rows, length)
         last = []
         hooks = [self._decoder.layers[tap].register_forward_hook(catch(tap)) for tap in self._taps]
         try:
-            states = self._decoder(input_ids=token_ids.to(self._decoder.device), use_cache=False)
+            states = self._decoder(input_ids=sent(token_ids, device), use_cache=False, **given)
             last.append(states.last_hidden_state)
         except _LastTapReached:
             pass
@@ -91,22 +100,25 @@ def cached(
     """Compute every conversation's features once into a memory-mapped bfloat16 file; return the look-up by index.
 
     Shards of conversations are stored in ``work`` as they are done, so that a killed run does not repeat them; ranks
-    share them out, and those of one machine the file.
+    share them out, and those of one machine the file. A stored shard begins with its sha256; one that is damaged is
+    computed anew.
     """
     starts = np.cumsum([0] + [len(chat.token_ids) for chat in chats])
     shape = (int(starts[-1]), compute.width)
     if ranks.local == 0:
-        np.memmap(path, np.int16, "w+", shape=shape)
+        whole = np.memmap(path, np.int16, "w+", shape=shape)
+        reserve(path, 0, whole.nbytes, "the target's features; free space or take fewer chats")
     ranks.meet()
     store = np.memmap(path, np.int16, "r+", shape=shape)
 
     def fill(first: int, last: int) -> None:
         name = f"features/{first}-{last}"
-        data = work.get(name)
-        if data is None:
+        part = work.get(name) or b""
+        data = part[DIGEST_BYTES:]
+        if part[:DIGEST_BYTES] != sha256(data).digest():
             shard = torch.cat([compute(chat.token_ids).to(torch.bfloat16) for chat in chats[first:last]])
             data = shard.view(torch.int16).cpu().numpy().tobytes()
-            work.put(name, data)
+            work.put(name, sha256(data).digest() + data)
         store[starts[first] : starts[last]] = np.frombuffer(data, np.int16).reshape(-1, compute.width)
 
     shards = list(enumerate(_shards(starts)))

@@ -62,6 +62,7 @@ def fit(
     data.refuse_unknown_tokens(target.get_input_embeddings().num_embeddings, every)
     torch.manual_seed(config.seed)
     drafter = model.read(init) if init else _new(config, target, tokenizer, chats)
+    _refuse_another(config, drafter)
     model.attach(drafter, target)
     model.check_group(drafter, config.group_size)
     data.refuse_mask_token(drafter.mask_token_id, every)
@@ -163,6 +164,29 @@ def _new(
         intermediate_size=config.intermediate_size,
         draft_tokens=None if kept is None else data.frequent_tokens(chats.train, kept, text.vocab_size),
     )
+
+
+def _refuse_another(config: Config, drafter: DFlashDraftModel) -> None:
+    """Refuse an initial drafter of another architecture than the recipe's; what that leaves open it may choose."""
+    layer = drafter.config.transformer_layer_config
+    found = {
+        "layers": layer.num_hidden_layers,
+        "block_size": drafter.block_size,
+        "taps": len(model.taps_of(drafter)),
+        "window": model.window_of(drafter),
+        "draft_vocabulary": None if drafter.t2d is None else drafter.config.draft_vocab_size,
+    }
+    chosen = {
+        "heads": layer.num_attention_heads,
+        "key_value_heads": layer.num_key_value_heads,
+        "head_dim": layer.head_dim,
+        "intermediate_size": layer.intermediate_size,
+        "mask_token": drafter.mask_token_id,
+    }
+    found |= {name: value for name, value in chosen.items() if getattr(config, name) is not None}
+    for name, value in found.items():
+        if (asked := getattr(config, name)) != value:
+            raise UserError(f"drafter.{name} {asked}: the initial drafter has {value}; say so, or give another one")
 
 
 def _interval(score: dict[str, Any]) -> dict[str, float]:

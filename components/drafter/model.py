@@ -18,6 +18,8 @@ from components.contract.errors import UserError, one_line
 from components.drafter.attention import IMPLEMENTATION
 
 INITIALISER_STD = 0.02
+OF_A_TARGET = ("num_key_value_heads", "intermediate_size", "rms_norm_eps", "rope_theta")
+UNTIED = {"tie_word_embeddings": False}
 NOT_OF_A_LAYER = {"architectures", "auto_map", "block_size", "dflash_config", "model_type", "num_target_layers"}
 
 
@@ -46,8 +48,15 @@ def build(
     ``taps`` are decoder layers counted from 0. ``draft_tokens`` (sorted ids) trims the drafter's vocabulary.
 
     ``sliding_window_non_causal`` is always set: without it vLLM takes *every* layer as causal.
+
+    Raises:
+        UserError: the target is of another kind, or the head counts do not divide.
     """
     text = text_config(target)
+    rope = getattr(text, "rope_parameters", None) or {}
+    lacks = [name for name in OF_A_TARGET if getattr(text, name, None) is None and name not in rope]
+    if lacks:
+        raise UserError(f"target: a {text.model_type} model has no {', '.join(lacks)}; a drafter's layers need them")
     heads = heads or text.num_attention_heads
     if heads % (key_value_heads or text.num_key_value_heads):
         raise UserError(
@@ -64,7 +73,7 @@ def build(
         head_dim=head_dim or own_head_dim,
         rms_norm_eps=text.rms_norm_eps,
         max_position_embeddings=text.max_position_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": text.rope_parameters["rope_theta"]},
+        rope_parameters={"rope_type": "default", "rope_theta": rope["rope_theta"]},
         initializer_range=INITIALISER_STD,
         tie_word_embeddings=False,
         use_sliding_window=window is not None,
@@ -171,7 +180,7 @@ def read(folder: Path) -> DFlashDraftModel:
     The folder has speculators' layout, or that of the public drafters, whose ``dflash_config`` names the taps.
 
     Raises:
-        UserError: the folder is no DFlash drafter.
+        UserError: the folder is no DFlash drafter, or one whose slots see or predict otherwise than ours.
     """
     document = read_config(folder)
     try:
@@ -179,6 +188,10 @@ def read(folder: Path) -> DFlashDraftModel:
     except (KeyError, TypeError, ValueError, AttributeError, StrictDataclassError) as error:
         what = "config.json is not a DFlash drafter's; give an artifact of the drafter stage"
         raise UserError(f"drafter {folder}: {what} ({one_line(error, 120)})") from error
+    if drafter.config.sample_from_anchor:
+        raise UserError(f"drafter {folder}: its anchors predict too (sample_from_anchor), which vLLM does not serve")
+    if len(kinds := set(drafter.config.transformer_layer_config.layer_types or [])) > 1:
+        raise UserError(f"drafter {folder}: layers of several kinds ({', '.join(sorted(kinds))}); all must be of one")
     if drafter.t2d is not None:
         tensors = load_file(folder / "model.safetensors")
         drafter.load_vocab_mappings(tensors["t2d"], tensors["d2t"])
@@ -189,10 +202,11 @@ def _config(folder: Path, document: dict[str, Any]) -> DFlashSpeculatorConfig:
     if document.get("speculators_model_type") == "dflash":
         config = DFlashSpeculatorConfig.from_pretrained(folder)
         config.transformer_layer_config._attn_implementation = IMPLEMENTATION
+        config.sliding_window_non_causal = True
         return config
     public = document["dflash_config"]
     return _speculator(
-        Qwen3Config(**{name: value for name, value in document.items() if name not in NOT_OF_A_LAYER}),
+        Qwen3Config(**{name: value for name, value in document.items() if name not in NOT_OF_A_LAYER} | UNTIED),
         document.get("block_size") or public["block_size"],
         public["target_layer_ids"],
         public["mask_token_id"],

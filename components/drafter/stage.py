@@ -60,7 +60,7 @@ class Config(StageConfig):
     evaluation_anchors: int = Field(64, ge=1, description="Anchors per held-out chat, spread evenly")
     seed: int = Field(0, ge=0, description="Seed of weights, order and anchors")
     save_every: int = runtime(200, "Steps between stored training states", ge=1)
-    micro_batch: int = runtime(1, "Conversations per forward pass; divides batch", ge=1)
+    micro_batch: int = runtime(1, "Conversations per forward pass", ge=1)
     processes: int = runtime(
         0, "Processes that share each step's batch, one per GPU; 0: as many as GPUs, or one", ge=0
     )
@@ -71,9 +71,6 @@ class Config(StageConfig):
             raise ValueError(
                 f"window {self.window} is smaller than block_size {self.block_size}: slots would not see each other"
             )
-        if self.batch % (self.micro_batch * (self.processes or 1)):
-            on = f" on {self.processes} processes" if self.processes > 1 else ""
-            raise ValueError(f"batch {self.batch} is not a multiple of micro_batch {self.micro_batch}{on}")
         return self
 
 
@@ -81,8 +78,8 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Train, evaluate and write the drafter; see ``OUTPUTS`` for the files.
 
     Raises:
-        UserError: chats, target and initial drafter do not fit together, a width the group does not divide, a batch
-            that does not split over the processes, or zero training steps.
+        UserError: chats, target and initial drafter do not fit together, a width the group does not divide, or zero
+            training steps.
     """
     import torch
 

@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 from speculators.models.dflash.core import DFlashDraftModel
 
 from components.contract.errors import UserError
-from components.drafter.blocks import Blocks, lay_out, random_anchors, seed_of
+from components.drafter.blocks import Blocks, candidates, lay_out, random_anchors, seed_of, sent
 from components.drafter.data import Chat
 from components.drafter.features import Features
-from components.drafter.loss import Kind, weight_sum, weighted_loss
+from components.drafter.loss import Kind, Objective
 from components.drafter.model import trained_parameters
 from components.drafter.stage import Config
 from components.store.work import Work
-from components.training.parallel import Ranks, Shares
+from components.training.parallel import Ranks, Shares, balanced
 from components.training.state import Line, load_state, save_state
 
 BEST = "best-"
@@ -73,7 +73,7 @@ class Trainer:
     ``scratch`` is a folder that a machine's ranks share; what is stored in ``work`` outlives them.
 
     Raises:
-        UserError: zero steps, or a batch that does not split into micro-batches on so many ranks.
+        UserError: zero steps.
     """
 
     def __init__(
@@ -87,10 +87,8 @@ class Trainer:
         work: Work | None,
         ranks: Ranks = Ranks(),  # noqa: B008
     ) -> None:
-        if schedule.batch % (schedule.micro_batch * ranks.world):
-            parts = f"micro-batches of {schedule.micro_batch} on {ranks.world} processes"
-            raise UserError(f"drafter.batch: {schedule.batch} conversations do not split into {parts}")
         self.drafter, self.chats, self.features, self.schedule, self.score = drafter, chats, features, schedule, score
+        self._objective = Objective(drafter, schedule.gamma, schedule.loss)
         self.ranks, self._scratch, self._work = ranks, scratch, work
         self.total = schedule.steps(len(chats))
         self._weights = trained_parameters(drafter)
@@ -132,11 +130,19 @@ class Trainer:
                 moved()
 
     def restore_best(self) -> Line:
-        """Put the best weights into the drafter (rank 0's); return its evaluation."""
+        """Put the best weights into the drafter (rank 0's); return its evaluation.
+
+        Raises:
+            UserError: they are not what was stored.
+        """
         folder, best = self._scratch / "best", self.best
         assert self._work is not None
         assert best is not None
-        self._work.get_folder(f"{BEST}{best['step']}", folder)
+        if not self._work.get_folder(f"{BEST}{best['step']}", folder):
+            where = self._work.store.uri(self._work.prefix)
+            raise UserError(
+                f"{where}: the weights of step {best['step']} are gone or damaged; remove it and run again"
+            )
         stored = load_file(folder / "weights.safetensors")
         with torch.no_grad():
             for name, weight in self._weights.items():
@@ -146,10 +152,12 @@ class Trainer:
     def _batches(self) -> Iterator[tuple[int, list[int]]]:
         """Yield (step, indices of chats) from the current step on; an epoch's order depends on seed and epoch."""
         per_epoch = self.total // self.schedule.epochs
+        order: list[int] = []
         for step in range(self.step, self.total):
             epoch, position = divmod(step, per_epoch)
-            generator = torch.Generator().manual_seed(seed_of("order", self.schedule.seed, epoch))
-            order = torch.randperm(len(self.chats), generator=generator).tolist()
+            if not (order and position):
+                generator = torch.Generator().manual_seed(seed_of("order", self.schedule.seed, epoch))
+                order = torch.randperm(len(self.chats), generator=generator).tolist()
             yield step, order[position * self.schedule.batch : (position + 1) * self.schedule.batch]
 
     def update(self, step: int, batch: list[int]) -> float:
@@ -171,18 +179,27 @@ class Trainer:
 
     def backward(self, step: int, batch: list[int]) -> float:
         """Add this rank's part of the gradient of the batch's loss; return that loss."""
-        plan, total = self.schedule, 0.0
-        denominator = sum(weight_sum(self._blocks(step, [index]), plan.gamma, plan.loss) for index in batch)
-        mine, device = batch[self.ranks.rank :: self.ranks.world], self.drafter.device
+        plan, device, denominator = self.schedule, self.drafter.device, 0.0
+        losses: list[torch.Tensor] = []
+        owners = balanced([self.work(index) for index in batch], self.ranks.world)
+        mine = [index for index, owner in zip(batch, owners, strict=True) if owner == self.ranks.rank]
         for start in range(0, len(mine), plan.micro_batch):
             part = mine[start : start + plan.micro_batch]
-            states = torch.cat([self.features(index).to(device) for index in part])
+            states = torch.cat([sent(self.features(index), device) for index in part])
             with torch.autocast(device.type, plan.dtype, enabled=plan.dtype != torch.float32):
-                blocks = self._blocks(step, part).to(device)
-                loss = weighted_loss(self.drafter, states, blocks, plan.gamma, plan.loss) / denominator
+                loss = self._objective(states, self._blocks(step, part))
+            if not losses:  # a GPU is at work on the first forward
+                denominator = sum(self._objective.weight(self._blocks(step, [index])) for index in batch)
+            loss = loss / denominator
             loss.backward()
-            total += float(loss.detach())
-        return self.ranks.sum(total)[0]
+            losses.append(loss.detach())
+        return self.ranks.sum(sum(torch.stack(losses).tolist()) if losses else 0.0)[0]
+
+    def work(self, index: int) -> int:
+        """Return how many positions a chat sends through the target and the drafter; one costs each about the same."""
+        chat = self.chats[index]
+        anchors = min(self.schedule.anchors, len(candidates(chat.answer_start, len(chat.token_ids))))
+        return len(chat.token_ids) + anchors * self.drafter.block_size
 
     def _blocks(self, step: int, indices: list[int]) -> Blocks:
         """Lay out conversations with the anchors that they have in this step."""

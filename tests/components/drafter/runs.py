@@ -30,13 +30,15 @@ SMALL = {
 }
 
 
-def run(folder, target, chats, work="run", path="", **config):
+def run(folder, target, chats, work="run", path="", init=None, **config):
     """Run the stage here, small; return its metrics, its output and its log. ``work`` names what a run continues."""
     store = Store(str(folder / "store"))
     bound = {}
-    for port, place in {"target": target, "chats": chats}.items():
-        artifact, _ = commit(store, "model", port.encode().hex().ljust(64, "0"), place, {"metrics": {}})
-        bound[port] = [Input(artifact.uri)]
+    for port, place in {"target": target, "chats": chats, "init": init}.items():
+        if place:
+            name = f"{port} {work}" if port == "init" else port
+            artifact, _ = commit(store, "model", name.encode().hex().ljust(64, "0"), place, {"metrics": {}})
+            bound[port] = [Input(artifact.uri)]
     path = folder / (path or work)
     scratch = path.with_name(f"{path.name}-scratch")
     path.mkdir()

@@ -42,6 +42,22 @@ def look_up(store: str, folder: Path, ranks: Ranks) -> list[torch.Tensor]:
     return values
 
 
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:40] + b"x" + data[41:], lambda _: b""])
+def test_a_damaged_part_is_computed_anew(tmp_path, damage):
+    work = Work(Store(str(tmp_path / "store")), "_work/drafter/x")
+    progress = lambda _done, _total: None  # noqa: E731
+    features.cached(Counted(work, 0), CHATS, tmp_path / "one", work, progress)
+    (part,) = work.names("features/")
+    whole = work.get(part)
+    work.put(part, damage(whole))
+    found = features.cached(Counted(work, 1), CHATS, tmp_path / "two", work, progress)
+    assert work.get(part) == whole
+    assert torch.equal(found(3), Counted(work, 2)(CHATS[3].token_ids).bfloat16())
+    again = features.cached(Counted(work, 3), CHATS, tmp_path / "three", work, progress)
+    assert torch.equal(again(3), found(3))
+    assert not work.names("computed/3")
+
+
 @pytest.mark.slow
 def test_each_machine_computes_its_share_and_has_all(tmp_path, monkeypatch):
     monkeypatch.setattr(features, "SHARD_TOKENS", features.SHARD_TOKENS)

@@ -4,19 +4,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import log_softmax
+from transformers import Gemma3TextConfig, GPT2Config, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from components.contract.errors import UserError
 from components.drafter import model
 from components.drafter.blocks import Blocks, decay, lay_out
 from components.drafter.features import TargetFeatures, target_layer_ids
 from components.drafter.forward import block_hidden, predictions
-from components.drafter.loss import weight_sum, weighted_loss
+from components.drafter.loss import Objective
+from tests.components.tiny_models import HYBRID
 
 
 def at(*anchors: int, tokens: torch.Tensor | None = None) -> Blocks:
     return lay_out([(TOKENS if tokens is None else tokens, torch.tensor(anchors))], 4)
 
 
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+DEEP_HYBRID = Qwen3_5TextConfig(
+    **{**HYBRID, "num_hidden_layers": 4, "layer_types": HYBRID["layer_types"] * 2}, rope_parameters=ROPE
+)
 TOKENS = torch.tensor([1, 40, 50, 60, 70, 80, 90, 100, 110, 120, 2])
 
 
@@ -71,7 +77,7 @@ def test_a_block_depends_on_nothing_at_or_after_its_anchor(drafter, target):
 def test_the_loss_is_the_float64_formula(drafter, target):
     features = TargetFeatures(target, [0, 2])(TOKENS)
     blocks, gamma = at(4, 8), 3.0
-    loss = weighted_loss(drafter, features, blocks, gamma)
+    loss = Objective(drafter, gamma)(features, blocks)
     hidden = block_hidden(drafter, features, blocks).double()
     expected, weights = 0.0, 0.0
     for block, anchor in enumerate([4, 8]):
@@ -82,7 +88,7 @@ def test_the_loss_is_the_float64_formula(drafter, target):
                 expected -= weight * float(log_softmax(logits, -1)[TOKENS[anchor + slot]])
                 weights += weight
     torch.testing.assert_close(float(loss), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(weight_sum(blocks, gamma), weights, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(Objective(drafter, gamma).weight(blocks), weights, rtol=1e-6, atol=1e-6)
     assert decay(torch.ones(1, 3, dtype=torch.bool), gamma)[0, 0] == 1
 
 
@@ -96,7 +102,7 @@ def test_the_kl_loss_is_the_float64_formula_of_the_target_s_own_logits(target):
         )
         features = TargetFeatures(target, [0, 2], final=True)(TOKENS)
         blocks, gamma = at(4, 8), 3.0
-        loss = weighted_loss(drafter, features, blocks, gamma, "kl")
+        loss = Objective(drafter, gamma, "kl")(features, blocks)
         hidden = block_hidden(drafter, features[:, : drafter.fc.in_features], blocks).double()
         with torch.no_grad():
             whole = target(input_ids=TOKENS[None]).logits[0].double()
@@ -110,6 +116,33 @@ def test_the_kl_loss_is_the_float64_formula_of_the_target_s_own_logits(target):
                     weight = torch.exp(torch.tensor(-(slot - 1) / gamma, dtype=torch.float64))
                     expected += float(weight * (wanted.exp() * (wanted - given)).sum())
         torch.testing.assert_close(float(loss), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "trimmed"), [("cross_entropy", True), ("d_pace", False), ("kl", True)])
+def test_a_forward_and_its_gradient_ask_the_device_for_no_value(kind, trimmed, monkeypatch):
+    """A GPU would be waited for. Tensors on the meta device have no values to give."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _device: False)  # it does not know this device
+    target = Qwen3_5ForCausalLM(DEEP_HYBRID).eval()
+    kept = torch.arange(2, 120) if trimmed else None
+    drafter = model.build(
+        target.config, layers=2, taps=[0, 2], block_size=4, mask_token=3, window=6, draft_tokens=kept
+    )
+    objective = Objective(model.attach(drafter, target), 7.0, kind)
+    target.to("meta"), drafter.to("meta")
+    blocks = lay_out([(TOKENS, torch.tensor([4, 8])), (TOKENS[:7], torch.tensor([1]))], 4)
+    compute = TargetFeatures(target, [0, 2], final=kind == "kl")
+    features = torch.cat([compute(TOKENS), compute(TOKENS[:7])])
+    assert features.device.type == "meta"
+    objective(features, blocks).backward()
+    assert all(weight.grad is not None for weight in model.trained_parameters(drafter).values())
+
+
+def test_positions_that_are_given_are_those_that_the_target_takes_itself():
+    torch.manual_seed(0)
+    target = Qwen3_5ForCausalLM(DEEP_HYBRID).eval()
+    with torch.no_grad():
+        states = target(input_ids=TOKENS[None], output_hidden_states=True).hidden_states
+    assert torch.equal(TargetFeatures(target, [0, 2])(TOKENS), torch.cat([states[1][0], states[3][0]], dim=-1))
 
 
 def test_a_trimmed_vocabulary_drafts_target_ids_and_survives_the_file(target, tmp_path):
@@ -131,7 +164,7 @@ def test_a_trimmed_vocabulary_drafts_target_ids_and_survives_the_file(target, tm
     for name, weight in model.trained_parameters(again).items():
         assert torch.equal(weight, drafter.get_parameter(name).bfloat16().float())
     unknown = at(4, tokens=torch.tensor([1, *[9] * 10]))
-    outside = weighted_loss(drafter, features, unknown, 7.0)
+    outside = Objective(drafter, 7.0)(features, unknown)
     assert float(outside) == 0
 
 
@@ -161,12 +194,41 @@ def test_a_public_drafter_s_layout_is_read(drafter, target, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (GPT2Config(), "a gpt2 model has no num_key_value_heads, intermediate_size, rms_norm_eps, rope_theta"),
+        (Gemma3TextConfig(), "a gemma3_text model has no rope_theta"),
+    ],
+)
+def test_a_target_of_another_kind_is_refused(config, message):
+    with pytest.raises(UserError, match=message):
+        model.build(config, layers=1, taps=[1], block_size=4, mask_token=3)
+
+
+@pytest.mark.parametrize(
     "document",
     [{}, {"dflash_config": {}}, {"dflash_config": 3}, {"speculators_model_type": "dflash", "block_size": "x"}],
 )
 def test_a_config_that_is_no_drafter_s_is_refused(document, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(document))
     with pytest.raises(UserError, match="not a DFlash drafter's"):
+        model.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sample_from_anchor": True}, "its anchors predict too"),
+        ({"transformer_layer_config": {"layer_types": ["full_attention", "sliding_attention"]}}, "layers of several"),
+    ],
+)
+def test_a_drafter_whose_blocks_are_other_than_ours_is_refused(change, message, drafter, tmp_path):
+    model.save(drafter, tmp_path)
+    document = json.loads((tmp_path / "config.json").read_text())
+    layer = document["transformer_layer_config"] | change.pop("transformer_layer_config", {})
+    layer |= {"sliding_window": 8, "use_sliding_window": True}
+    (tmp_path / "config.json").write_text(json.dumps(document | change | {"transformer_layer_config": layer}))
+    with pytest.raises(UserError, match=message):
         model.read(tmp_path)
 
 

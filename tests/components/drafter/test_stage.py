@@ -1,11 +1,13 @@
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from components.checkpoint.load import load_model
 from components.contract.errors import UserError
-from components.drafter import stage
+from components.drafter import model, stage
 from tests.components.drafter.runs import run
 
 
@@ -34,6 +36,19 @@ def test_the_best_evaluation_is_the_one_handed_on(tmp_path, tiny_model, chats):
     assert scores["untrained"] == scores["init"] == scores["evaluations"][0]["accept_length"]
 
 
+def test_best_weights_that_were_damaged_are_not_handed_on(tmp_path, tiny_model, chats):
+    """At this learning rate no evaluation is better than the first, whose weights the second run does not write."""
+    settings = {"learning_rate": 1e-9, "evaluate_every": 1}
+    metrics, _, _ = run(tmp_path, tiny_model, chats, "one", **settings)
+    assert metrics["best_step"] == 1
+    (stored,) = (tmp_path / "store/_work/d/one/folders").rglob("weights.safetensors")
+    data = bytearray(stored.read_bytes())
+    data[-9] ^= 1
+    stored.write_bytes(data)
+    with pytest.raises(UserError, match="the weights of step 1 are gone or damaged; remove it and run again"):
+        run(tmp_path, tiny_model, chats, "one", path="again", **settings)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -51,6 +66,55 @@ def test_what_cannot_train_is_refused_in_one_line(tmp_path, tiny_model, chats, c
         run(tmp_path, tiny_model, chats, **config)
 
 
+def in_speculators_layout(folder, target, tmp_path):
+    """As speculators' own trainer saves it; by default its windows are causal, which slots of a block are not."""
+    drafter = model.attach(model.read(folder), load_model(target, torch.float32))
+    model.load_weights(drafter, folder)
+    drafter.config.sliding_window_non_causal = False
+    drafter.save_pretrained(tmp_path / "speculators")
+    return tmp_path / "speculators"
+
+
+def in_public_layout(folder, target, tmp_path):
+    """As public drafters are published: a Qwen3 model's config with ``dflash_config``."""
+    shutil.copytree(folder, tmp_path / "public")
+    document = json.loads((folder / "config.json").read_text())
+    public = document["transformer_layer_config"] | {"model_type": "qwen3", "tie_word_embeddings": True}
+    public |= {"architectures": ["DFlashDraftModel"], "auto_map": {"AutoModel": "dflash.DFlashDraftModel"}}
+    dflash = {"mask_token_id": document["mask_token_id"], "target_layer_ids": [2]}
+    public |= {"block_size": document["block_size"], "dflash_config": dflash, "num_target_layers": 4}
+    (tmp_path / "public/config.json").write_text(json.dumps(public))
+    return tmp_path / "public"
+
+
+@pytest.mark.slow
+def test_a_second_stage_begins_anew_from_a_drafter_in_any_of_three_layouts(tmp_path, tiny_model, chats):
+    settings = {"epochs": 2, "learning_rate": 3e-3, "window": 8}
+    first, ours, _ = run(tmp_path, tiny_model, chats, "first", **settings)
+    known = ours, *(layout(ours, tiny_model, tmp_path) for layout in (in_speculators_layout, in_public_layout))
+    found = [run(tmp_path, tiny_model, chats, f"from {one.name}", init=one, **settings) for one in known]
+    for metrics, path, _ in found:
+        assert metrics["steps"] == first["steps"]
+        assert metrics["accept_length"]["init"]["value"] == pytest.approx(
+            first["accept_length"]["final"]["value"], abs=0.02
+        )
+        assert (path / "model.safetensors").read_bytes() == (found[0][1] / "model.safetensors").read_bytes()
+        config = json.loads((path / "config.json").read_text())
+        assert (
+            config["transformer_layer_config"]
+            == json.loads((ours / "config.json").read_text())["transformer_layer_config"]
+        )
+        assert config["sliding_window_non_causal"] is True
+    assert (found[0][1] / "model.safetensors").read_bytes() != (ours / "model.safetensors").read_bytes()
+    for change, message in (
+        ({"block_size": 8}, "drafter.block_size 8: the initial drafter has 4"),
+        ({"window": None}, "drafter.window None: the initial drafter has 8"),
+        ({"head_dim": 16}, "drafter.head_dim 16: the initial drafter has 32"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(tmp_path, tiny_model, chats, f"another {'-'.join(change)}", init=ours, **settings | change)
+
+
 def test_a_window_smaller_than_the_block_is_refused():
     with pytest.raises(ValueError, match="slots would not see each other"):
         stage.Config(block_size=16, window=8)
@@ -58,29 +122,19 @@ def test_a_window_smaller_than_the_block_is_refused():
 
 def test_micro_batches_split_the_same_gradient(tmp_path, tiny_model, chats):
     one, first, _ = run(tmp_path, tiny_model, chats, "one", loss="d_pace")
-    two, second, _ = run(tmp_path, tiny_model, chats, "two", loss="d_pace", micro_batch=8)
+    two, second, _ = run(tmp_path, tiny_model, chats, "two", loss="d_pace", micro_batch=7)
     assert one["steps"] == two["steps"] > 1
     assert_same_training(first, second)
-    with pytest.raises(ValueError, match="batch 16 is not a multiple of micro_batch 3"):
-        stage.Config(batch=16, micro_batch=3)
 
 
 @pytest.mark.slow
-def test_two_processes_equal_one_and_one_continues_their_state(tmp_path, tiny_model, chats):
+def test_two_processes_equal_one(tmp_path, tiny_model, chats):
     """Noise is that of the order in which fp32 gradients are added, which Adam passes on."""
-    settings = {"epochs": 2, "save_every": 4, "evaluate_every": 2, "loss": "kl"}
-    _, one, _ = run(tmp_path, tiny_model, chats, "one", **settings)
-    metrics, two, _ = run(tmp_path, tiny_model, chats, "two", **settings, processes=2)
-    continued, after, log = run(tmp_path, tiny_model, chats, "two", path="after", **settings, processes=1)
-    assert_same_training(one, two)
-    assert_same_training(two, after)
-    assert "progress done=4 " in log
-    assert "done=1 " not in log
-    assert metrics["steps"] == continued["steps"] > 4
-    lines = [(folder / "curve.jsonl").read_text().splitlines() for folder in (two, after)]
-    assert lines[0][:6] == lines[1][:6]
-    with pytest.raises(ValueError, match="batch 16 is not a multiple of micro_batch 16 on 2 processes"):
-        stage.Config(batch=16, micro_batch=16, processes=2)
+    settings = {"save_every": 4, "evaluate_every": 2, "loss": "kl"}
+    one, first, _ = run(tmp_path, tiny_model, chats, "one", **settings)
+    two, second, _ = run(tmp_path, tiny_model, chats, "two", **settings, processes=2)
+    assert one["steps"] == two["steps"] > 2
+    assert_same_training(first, second)
 
 
 def assert_same_training(one, other):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.training.parallel import Ranks, Shares, started
+from components.training.parallel import Ranks, Shares, balanced, started
 
 
 def test_masters_are_shared_out_evenly_and_once():
@@ -15,6 +15,16 @@ def test_masters_are_shared_out_evenly_and_once():
     assert sorted(name for share in shares for name in share) == sorted(masters)
     loads = [sum(master.numel() for master in share.values()) for share in shares]
     assert max(loads) - min(loads) < max(sizes)
+
+
+def test_work_of_unequal_size_is_shared_out_evenly():
+    """At most a third above the mean (Graham's bound), where taking turns leaves one rank with nearly all."""
+    sizes = [3000, 10, 2900, 20, 2800, 30, 2700, 40]
+    owners = balanced(sizes, 2)
+    loads = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(2)]
+    assert max(loads) <= 1.01 * sum(sizes) / 2 < sum(sizes[::2]) / 1.9
+    assert balanced(sizes, 1) == [0] * 8
+    assert balanced([7] * 8, 2) == [0, 1] * 4
 
 
 def test_ranks_know_their_place_on_several_machines():
