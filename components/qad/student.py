@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from components.checkpoint.config import declared_grids, read_config
+from components.checkpoint.config import declared_grids, quantization, read_config
 from components.checkpoint.grid import PACKED, SCALE, Quantized, iterate_grid, quantized_modules
 from components.checkpoint.load import load_config, load_model
 from components.checkpoint.tensors import Tensors
@@ -152,9 +152,11 @@ def check_pair(teacher: Path, student: Path, vocabulary: int) -> None:
     """Compare two model folders and the sequences' vocabulary size by configs and headers alone: it takes no time.
 
     Raises:
-        UserError: they differ in vocabulary, shape (of a quantised module too) or, where the student's head is not
-            quantised, its tying.
+        UserError: the teacher is quantised itself, or they differ in vocabulary, shape (of a quantised module too) or,
+            where the student's head is not quantised, its tying.
     """
+    if quantization(read_config(teacher)) is not None:
+        raise UserError(f"{teacher}: the teacher is quantised; its dense model is needed")
     ours, theirs = (_text(folder) for folder in (student, teacher))
     packed = Tensors(student)
     tying = () if f"lm_head.{PACKED}" in packed else ("tie_word_embeddings",)

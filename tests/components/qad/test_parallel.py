@@ -18,7 +18,7 @@ from components.training.parallel import Ranks, started
 
 SETTINGS = {
     "steps": 6,
-    "batch": 4,
+    "batch": 6,
     "learning_rate": 4.5e-3,
     "optimizer": "adamw",
     "dtype": "float32",
@@ -71,19 +71,22 @@ def test_two_processes_equal_one_and_continue_each_others_state(folders, tmp_pat
     start = {f"{name}.weight": layer.weight.detach() for name, layer in student.layers.items()}
     whole = {count: run(folders, tmp_path / f"whole-{count}", tmp_path / f"store-{count}", count) for count in (1, 2)}
     assert_close(whole[1], whole[2], start)
-    for before, after in ((1, 1), (1, 2), (2, 1)):
-        stored = Work(Store(str(tmp_path / f"store-{before}")), "_work/qad/x")
+    later = SETTINGS | {"state_every": 4}
+    before = {1: whole[1], 2: whole[2]}
+    for first, saved_by, count, step in ((1, 1, 1, 3), (2, 2, 1, 3), (2, 1, 3, 4)):  # the second: 2, then 1, then 3
+        stored = Work(Store(str(tmp_path / f"store-{first}")), "_work/qad/x")
         assert stored.get_folder("state", tmp_path / "state")
-        assert json.loads((tmp_path / "state/state.json").read_text())["step"] == 3
-        assert len(list((tmp_path / "state").glob("rank-*.pt"))) == before
-        continued = run(folders, tmp_path / f"{before}-{after}", tmp_path / f"store-{before}", after)
-        assert continued[0][:4] == whole[before][0][:4]
-        if before == after:
-            assert all(torch.equal(continued[1][name], whole[before][1][name]) for name in start)
+        assert json.loads((tmp_path / "state/state.json").read_text())["step"] == step
+        assert len(list((tmp_path / "state").glob("rank-*.pt"))) == saved_by
+        continued = run(folders, tmp_path / f"{first}-{count}", tmp_path / f"store-{first}", count, later)
+        assert continued[0][: step + 1] == before[first][0][: step + 1]
+        if first == count:
+            assert all(torch.equal(continued[1][name], whole[first][1][name]) for name in start)
         else:
-            assert_close(continued, whole[before], start)
+            assert_close(continued, whole[first], start)
+        before[first] = continued
 
 
 def test_a_batch_that_does_not_split_is_refused(folders, tmp_path):
-    with pytest.raises(UserError, match="4 sequences do not split into micro-batches of 1 on 3 processes"):
-        train(Config(**SETTINGS), *folders, tmp_path, ranks=Ranks(0, 3))
+    with pytest.raises(UserError, match="6 sequences do not split into micro-batches of 1 on 4 processes"):
+        train(Config(**SETTINGS), *folders, tmp_path, ranks=Ranks(0, 4))

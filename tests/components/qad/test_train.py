@@ -21,6 +21,8 @@ from components.qad.train import Run, train
 from components.sequences.reader import read_split
 from components.store.backend import Store
 from components.store.work import Work
+from tests.components.checkpoint.conftest import compress
+from tests.components.tiny_models import KINDS, build
 
 SETTINGS = {
     "steps": 6,
@@ -228,6 +230,15 @@ def test_a_model_that_holds_nan_is_named_before_it_trains(folders, tmp_path, bro
     pair = [bad if place == broken else folder for place, folder in enumerate(folders[:2])]
     with pytest.raises(UserError, match="bad: predicts NaN"):
         train(Config(**SETTINGS), *pair, folders[2], tmp_path, output_in(tmp_path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_and_what_was_quantised_of_it_are_a_pair(kind, tmp_path):
+    model = build(kind, tmp_path / "dense")
+    compress(model, tmp_path / "packed")
+    check_pair(model, tmp_path / "packed", 320)
+    with pytest.raises(UserError, match="packed: the teacher is quantised"):
+        check_pair(tmp_path / "packed", tmp_path / "packed", 320)
 
 
 @pytest.mark.parametrize(
