@@ -17,7 +17,7 @@ import kubernetes
 from kfp.client import Client
 from kfp_server_api import ApiException
 from kubernetes.client.exceptions import ApiException as KubernetesException
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, MaxRetryError, SSLError
 
 from components.contract.errors import BUG, DONE, TRANSIENT, TransientError, UserError
 from pipelines.kubeflow import compile_plan
@@ -153,4 +153,6 @@ def _one_line(what: str) -> Iterator[None]:
         hint = "; set QDFLASH_KFP_TOKEN" if error.status in (401, 403) else ""
         raise UserError(f"{what}: {error.status} {said}{hint}") from error
     except HTTPError as error:
+        if isinstance(error, MaxRetryError) and isinstance(error.reason, SSLError):
+            raise UserError(f"{what}: {error.reason}; name its authority's certificates with SSL_CERT_FILE") from error
         raise TransientError(f"{what}: no answer ({error}); look at --host and try again") from error

@@ -7,6 +7,7 @@ fit is refused as the server would. It runs nothing: a test says how a run and i
 
 import json
 import re
+import ssl
 import threading
 import uuid
 from collections.abc import Iterator
@@ -134,7 +135,7 @@ def _run(state: State, run_id: str) -> Any:
 
 
 @contextmanager
-def serving() -> Iterator[tuple[str, State]]:
+def serving(tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, State]]:
     """Serve on a free port of loopback; yield the address and the state."""
     state = State()
 
@@ -167,10 +168,12 @@ def serving() -> Iterator[tuple[str, State]]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", state
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}", state
     finally:
         server.shutdown()
         server.server_close()

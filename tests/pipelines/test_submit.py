@@ -1,12 +1,20 @@
 """Submission and what follows it, by kfp's own client against a declared fake of its server."""
 
 import json
+import ssl
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
 from components.contract.errors import StageError, TransientError, UserError
@@ -200,6 +208,28 @@ def test_refusals_are_one_line(cluster: State, store: Store, monkeypatch: pytest
     monkeypatch.setenv("QDFLASH_KFP_HOST", "http://127.0.0.1:9")
     with pytest.raises(TransientError, match="--host"):
         called("status", "x")
+
+
+def test_a_server_with_a_certificate_of_a_company_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found as kfp finds it, too, when no host is given."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a server")])
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(1), now + timedelta(1))
+    made = made.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+    certificate, secret = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, secret)
+    with fake_kubeflow.serving(tls) as (address, _):
+        monkeypatch.setenv("KF_PIPELINES_ENDPOINT", address)
+        monkeypatch.setenv("QDFLASH_KFP_TOKEN", TOKEN)
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        with pytest.raises(UserError, match=r"certificate verify failed.*SSL_CERT_FILE"):
+            called("status", "gone")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        with pytest.raises(UserError, match=r"404 .*run gone not found"):
+            called("status", "gone")
 
 
 def test_the_fake_refuses_what_the_client_could_not_send() -> None:
