@@ -70,9 +70,15 @@ def load_config(folder: Path) -> Any:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model folder, its chat template with it."""
+    """Load the tokenizer of a model folder, its chat template with it.
+
+    Raises:
+        UserError: there is none; where its files are missing transformers makes some an empty one instead.
+    """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: no tokenizer that loads ({error})") from error
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
+        raise UserError(f"{folder}: no tokenizer that loads (its vocabulary is empty; are its files missing?)")
     return tokenizer

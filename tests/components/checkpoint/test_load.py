@@ -14,6 +14,7 @@ from components.checkpoint.quantize import dequantize
 from components.checkpoint.tensors import Tensors
 from components.checkpoint.unpack import unpack
 from components.contract.errors import UserError
+from tests.components.tiny_models import build
 
 TOKENS = torch.arange(7, 47)[None]
 
@@ -76,6 +77,8 @@ def test_refuses_what_is_no_model(llama: Path, tmp_path: Path):
         load_model(tmp_path)
     with pytest.raises(UserError, match="no tokenizer"):
         load_tokenizer(llama)
+    with pytest.raises(UserError, match="its vocabulary is empty"):
+        load_tokenizer(build("qwen3", tmp_path / "qwen3"))
     (tmp_path / "config.json").write_text('{"model_type": "bolt"}')
     with pytest.raises(UserError, match="not a causal language model"):
         load_model(tmp_path)
