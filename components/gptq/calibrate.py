@@ -92,7 +92,8 @@ class Calibration:
 
         def hook(name: str) -> RemovableHandle:
             def accumulate(module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
-                accumulate_hessian(inputs[0], module, sums[name], torch.zeros(()))
+                with torch.autocast(inputs[0].device.type, enabled=False):  # which would multiply in bfloat16
+                    accumulate_hessian(inputs[0], module, sums[name], torch.zeros(()))
 
             return linears[name].register_forward_hook(accumulate)
 

@@ -33,6 +33,37 @@ def test_hessians_are_twice_the_second_moments_of_what_each_linear_sees(drafter,
         torch.testing.assert_close(found[f"layers.0.self_attn.{name}"].double(), key, rtol=1e-4, atol=1e-3)
 
 
+def test_hessians_are_summed_in_float32_where_the_drafter_runs_in_bfloat16(drafter, target):
+    features = [TargetFeatures(target, [0, 2])(chat.token_ids) for chat in CHATS]
+    seen, linears = [], {"fc": drafter.fc}
+    hook = drafter.fc.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0]))
+    found = Calibration(CHATS, features.__getitem__, 3, torch.bfloat16).hessians(drafter, linears)["fc"]
+    hook.remove()
+    rows = torch.cat([one.flatten(0, -2) for one in seen])
+    wanted = 2 * rows.double().T @ rows.double()
+    assert (found.double() - wanted).norm() < 1e-5 * wanted.norm()
+
+
+def test_a_forward_of_all_blocks_sees_what_one_for_each_anchor_sees(drafter, target):
+    """The training mask: a block sees its own prefix, no other block, and the context enters once."""
+    compute = TargetFeatures(target, [0, 2])
+    features = [compute(chat.token_ids) for chat in CHATS]
+    linears = {name: linear for part in parts(drafter)[1:] for name, linear in part.items()}
+    together = Calibration(CHATS, features.__getitem__, 3, torch.float32).hessians(drafter, linears)
+    apart = []
+    for index, anchor in [(0, 4), (0, 6), (0, 9), (1, 3), (1, 4), (1, 6)]:
+        chat = Chat(f"{index}/{anchor}", CHATS[index].token_ids[: anchor + 2], anchor)
+        alone = Calibration([chat], lambda _, index=index, end=anchor + 2: features[index][:end], 1, torch.float32)
+        assert alone.blocks == 1
+        apart.append(alone.hessians(drafter, linears))
+    for name in linears:
+        every = sum(one[name] for one in apart)
+        if name.endswith(("k_proj", "v_proj")):  # the only ones that read the context, each time again
+            assert (every.diagonal() > together[name].diagonal()).all()
+        else:
+            torch.testing.assert_close(together[name], every, rtol=1e-3, atol=1e-3)
+
+
 def test_the_choice_of_conversations_depends_on_ids_not_on_their_order():
     chats = [Chat(f"row-{i}", TOKENS, 4) for i in range(20)]
     chosen = choose(chats, 8)
