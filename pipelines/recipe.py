@@ -20,6 +20,7 @@ from components.contract.errors import UserError
 from components.contract.faults import explain, unknown
 from components.contract.stage import STAGES, load
 from components.gate.rules import Rule
+from pipelines import drafters
 from pipelines.cluster import Cluster, locked_images
 from pipelines.document import hiding, merge, override, read_document, unusable
 
@@ -221,6 +222,7 @@ def _resolve(data: dict[str, Any], path: Path) -> Recipe:
         faults.extend(_prompt_sources(configs, files))
     faults.extend(_profile(configs))
     faults.extend(_window(configs))
+    faults.extend(drafters.faults(configs))
     if not faults and (rule := _window_rule(configs)):
         configs["gate"] = configs["gate"].model_copy(update={"rules": [*configs["gate"].rules, rule]})
     resources = _resources(data.get("resources") or {}, tasks, section, faults)

@@ -53,6 +53,8 @@ def test_the_template_reaches_every_stage_that_has_one() -> None:
         ("measure=[1, 2]", "measure: expected a mapping of fields"),
         ("deploy.profile=a100", "deploy.profile: a100 is no profile of bundle.serving (cpu, a10g, a10g-"),
         ("name=No Spaces", "name: must match"),
+        ("drafter_2.block_size=8", "drafter_2.block_size: 8, but it starts from drafter_1, which has 4; set drafter"),
+        ("gptq.group_size=128", "gptq.group_size: 128 does not divide drafter.group_size 32, for which the drafter's"),
         ("name=" + "a" * 300, "name: must match"),
         ("resources={1: 2}", "resources.1: unknown field"),
         ("cluster.tasks.qad.cpu=1K", "cluster.tasks.qad.cpu: String should match"),
