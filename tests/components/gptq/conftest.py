@@ -20,13 +20,15 @@ def target(tiny_model: Path) -> torch.nn.Module:
     return load_model(tiny_model, torch.float32)
 
 
-def save_drafter(target: torch.nn.Module, folder: Path, draft_tokens: torch.Tensor | None = None) -> Path:
+def save_drafter(
+    target: torch.nn.Module, folder: Path, draft_tokens: torch.Tensor | None = None, layers: int = 2
+) -> Path:
     """A random drafter whose head knows only some tokens, or all."""
     from components.drafter import model
 
     torch.manual_seed(0)
     built = model.build(
-        target.config, layers=2, taps=[0, 2], block_size=4, mask_token=3, window=32, draft_tokens=draft_tokens
+        target.config, layers=layers, taps=[0, 2], block_size=4, mask_token=3, window=32, draft_tokens=draft_tokens
     )
     model.save(model.attach(built, target), folder)
     return folder
