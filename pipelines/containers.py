@@ -72,7 +72,7 @@ class Container:
     def _run(self) -> None:
         code = BUG
         try:
-            code = self._attempt(docker.from_env())
+            code = self._attempt(docker.from_env(timeout=images.PATIENCE_SECONDS))
         except APIError as error:  # the engine refused: an image, a limit, a device
             code = self._failed(images.explained(error), USER)
         except (DockerException, RequestException, OSError) as error:

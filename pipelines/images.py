@@ -25,6 +25,8 @@ from pipelines.interpreters import ROLES
 ROOT = LOCK.parents[1]
 DOCKERFILE = "images/Dockerfile"
 SOURCES = "qdflash.sources"
+PATIENCE_SECONDS = 600
+"""How long an engine may take to answer: one that removes or commits gigabytes answers nobody meanwhile."""
 _PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX")
 _HEAD = """\
 # Written by `qdflash images lock`. What a recipe's cluster.images are unless it names others.
@@ -36,7 +38,7 @@ Say = Callable[[str], None]
 def engine() -> docker.DockerClient:
     """Return a client of the Docker engine that ``DOCKER_HOST`` or the usual socket names."""
     with _refusals("no Docker engine answers; start one, or name its socket with DOCKER_HOST"):
-        client = docker.from_env()
+        client = docker.from_env(timeout=PATIENCE_SECONDS)
         client.ping()
         return client
 
