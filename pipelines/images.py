@@ -7,6 +7,7 @@ whether an image is of this checkout.
 import contextlib
 import hashlib
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ SOURCES = "qdflash.sources"
 PATIENCE_SECONDS = 600
 """How long an engine may take to answer: one that removes or commits gigabytes answers nobody meanwhile."""
 _PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX")
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _HEAD = """\
 # Written by `qdflash images lock`. What a recipe's cluster.images are unless it names others.
 """
@@ -86,9 +88,10 @@ def build(client: docker.DockerClient, role: str, accelerator: str, base: str, b
             decode=True,
         )
         for event in stream:
-            for line in str(event.get("stream", "")).splitlines():
+            for line in _COLOUR.sub("", str(event.get("stream", ""))).splitlines():
                 if line.strip():
-                    said = [*said[-9:], line.strip()]
+                    if not line.startswith(("Step ", " ---> ", "Removing ")):
+                        said = [*said[-9:], line.strip()]
                     say(f"{role}: {line.rstrip()}")
             if "error" in event:
                 raise UserError(f"image of {role}: {event['error']}; the step's last words: {' | '.join(said)}")
