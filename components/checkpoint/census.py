@@ -48,6 +48,16 @@ def unquantized(folder: Path, tensors: Tensors, quantized: Iterable[str]) -> lis
     return sorted((linears | foreign) - quantized)
 
 
+def ignore_entries(dense: Iterable[str]) -> list[str]:
+    """Return what ``ignore`` lists of linears that stay dense: their names in every tree they are loaded into.
+
+    A reader matches entries with the names of the model that it builds: the text model alone, which transformers also
+    loads from a multimodal checkpoint, lacks the ``language_model`` part of them.
+    """
+    dense = set(dense)
+    return sorted(dense | {name.replace(*_TEXT_PREFIX, 1) for name in dense})
+
+
 def check_fused(quantized: Iterable[str], dense: Iterable[str]) -> None:
     """Demand that linears which an engine fuses are quantised together or not at all.
 

@@ -1,7 +1,8 @@
 """The frozen grid of a W4A16 checkpoint (8 bits for a head that says so): codes and scales, as stored."""
 
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,14 +11,15 @@ from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32,
 from torch import Tensor
 
 from components.checkpoint.config import declared_grids
-from components.checkpoint.quantize import BITS, by_rows, integer_codes, parts
+from components.checkpoint.quantize import BITS, by_rows, integer_codes, limits
+from components.checkpoint.stream import Stream
 from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
 
 PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
 _SCALE_TYPES = (torch.bfloat16, torch.float16, torch.float32)
-_SHIFT, _LOWEST = 136, 0x4300
-"""A bf16 number that code 0 is shifted to, and the bits of the one for code −8: the next 15 are the next codes'."""
+_TO_BITS = float(3 << 22) + 8
+"""Added to a number of few bits in fp32, it rounds it half to even, and leaves 8 more than that in the lowest byte."""
 _REFUSED = {
     "weight_zero_point": "has zero points; only symmetric grids are supported",
     "weight_g_idx": "has g_idx (activation order at run time); quantise with static or no activation order",
@@ -33,14 +35,15 @@ _REFUSED = {
 class Quantized:
     """One quantised linear: codes int8 [out, in] of ``bits``, scales [out, in / group_size] in their stored dtype.
 
-    Where ``words``, the packed codes, are given, ``codes`` may be of the ``meta`` device: nothing but their shape.
+    Where ``words``, the packed codes or what makes them, are given, ``codes`` may be of the ``meta`` device: nothing
+    but their shape.
     """
 
     codes: Tensor
     scales: Tensor
     group_size: int
     bits: int = BITS
-    words: Tensor | None = None
+    words: Tensor | Stream | None = None
 
 
 def read_grid(folder: Path) -> dict[str, Quantized]:
@@ -83,8 +86,8 @@ def read_module(tensors: Tensors, module: str, grids: set[tuple[int, int]], code
     for kind in (SCALE, SHAPE):
         if f"{module}.{kind}" not in tensors:
             raise UserError(f"{where} has no {kind}; the checkpoint is incomplete")
-    packed, scales = tensors[f"{module}.{PACKED}"], tensors[f"{module}.{SCALE}"]
-    shape = tuple(tensors[f"{module}.{SHAPE}"].flatten().tolist())
+    packed, scales = tensors[f"{module}.{PACKED}"], tensors.read(f"{module}.{SCALE}")
+    shape = tuple(tensors.read(f"{module}.{SHAPE}").flatten().tolist())
     widths = sorted({bits for bits, _ in grids})
     fits = [bits for bits in widths if len(shape) == 2 and packed.shape == (shape[0], -(-shape[1] * bits // 32))]
     if not fits or packed.dtype != torch.int32:
@@ -111,9 +114,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     Words full of 4-bit codes are put together here, to the library's bits and many times as fast.
     """
     if bits == BITS and codes.shape[1] % 8 == 0 and sys.byteorder == "little":
-        return by_rows(lambda rows: _pairs(rows.contiguous() + 8).to(torch.uint8), codes, codes.shape[1]).view(
-            torch.int32
-        )
+        return by_rows(_bytes, codes, codes.shape[1]).view(torch.int32)
     return by_rows(lambda rows: pack_to_int32(rows, bits), codes, codes.shape[1])
 
 
@@ -122,38 +123,46 @@ def unpack_codes(packed: Tensor, bits: int, columns: int) -> Tensor:
     return by_rows(lambda rows: unpack_from_int32(rows, bits, torch.Size((len(rows), columns))), packed, columns)
 
 
-def pack_latents(latents: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """Return the packed :func:`integer_codes` of a weight.
+def packed_blocks(blocks: Iterable[tuple[Tensor, Tensor]], bits: int) -> Iterator[Tensor]:
+    """Yield the packed :func:`integer_codes` of a weight block by block, in the same memory each time.
 
-    Of bf16 latents on a bf16 grid whole words are made a few rows at a time by one operation and in two bytes each.
-    It adds 136 to the fp32 quotient, in fp32, and rounds to bf16, whose neighbours from 128 to 256 are the integers.
-    The codes are those of the division: a sum in fp32 keeps the side of a tie, since quotients of two bf16 numbers
-    that are no tie are further from it, within the codes' range, than the sum's own rounding (2⁻¹⁷).
+    Full words of 4-bit codes are made by few operations, all in place, since memory costs more than arithmetic: the
+    fp32 quotients are clamped and become codes by the rounding of one fp32 sum, whose lowest byte they are.
+
+    Args:
+        blocks: latents [rows, in] and scales [rows, in / group] of some rows each, none of more than the first.
+        bits: of a code, at most 8.
 
     Raises:
         ValueError: NaN or infinity among the latents, which have no code.
     """
-    narrow = latents.dtype == scales.dtype == torch.bfloat16 and bits == BITS and sys.byteorder == "little"
-    if not narrow or latents.shape[1] // scales.shape[1] % 8:
-        _demand_finite(latents)
-        return pack_codes(integer_codes(latents, scales, bits), bits)
-    packed = torch.empty((len(latents), latents.shape[1] // 2), dtype=torch.uint8, device=latents.device)
-    for room, scale, part, latent in parts(scales, packed, latents, dtype=torch.bfloat16):
-        _demand_finite(latent)
-        shifted = room.fill_(_SHIFT).addcdiv_(latent, scale).view(torch.int16)
-        part.copy_(_pairs(shifted.clamp_(_LOWEST, _LOWEST + 15).to(torch.int8)))
-    return packed.view(torch.int32)
+    room: tuple[Tensor, ...] = ()
+    for latents, scales in blocks:
+        if not all(math.isfinite(bound.item()) for bound in torch.aminmax(latents)):
+            raise ValueError("latents hold NaN or infinity")
+        if bits != BITS or latents.shape[1] % 8 or sys.byteorder != "little":
+            yield pack_codes(integer_codes(latents, scales, bits), bits)
+            continue
+        if not room:
+            room = tuple(torch.empty(latents.shape, dtype=dtype) for dtype in (torch.float32, torch.int8, torch.int8))
+            room = (*room, torch.empty((len(latents), latents.shape[1] // 2), dtype=torch.uint8))
+        quotients, codes, shifted, packed = (one[: len(latents)] for one in room)
+        grouped = quotients.copy_(latents).unflatten(1, (scales.shape[1], -1))
+        grouped.div_(scales.float().unsqueeze(-1)).clamp_(*limits(bits)).add_(_TO_BITS)
+        codes.copy_(quotients.view(torch.int32))
+        packed.copy_(_pairs(codes, shifted))
+        yield packed.view(torch.int32)
 
 
-def _demand_finite(latents: Tensor) -> None:
-    if not torch.isfinite(torch.stack(torch.aminmax(latents))).all():
-        raise ValueError("latents hold NaN or infinity")
+def _bytes(codes: Tensor) -> Tensor:
+    stored = codes.contiguous() + 8
+    return _pairs(stored, torch.empty_like(stored)).to(torch.uint8)
 
 
-def _pairs(stored: Tensor) -> Tensor:
-    """Put two codes, 0 … 15 in a byte each, into the lower byte of an int16; the bytes are used up."""
-    words = stored.view(torch.int32)
-    words |= words >> 4
+def _pairs(stored: Tensor, room: Tensor) -> Tensor:
+    """Put two codes, 0 … 15 in a byte each, into the lower byte of an int16; the bytes are used up, as is the room."""
+    words, shifted = stored.view(torch.int32), room.view(torch.int32)
+    words |= torch.bitwise_right_shift(words, 4, out=shifted)
     return words.view(torch.int16)
 
 

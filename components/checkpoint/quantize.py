@@ -82,15 +82,15 @@ def rounded(room: Tensor, latent: Tensor, scale: Tensor, bits: int) -> Tensor:
     return room.copy_(latent).div_(scale).round_().clamp_(*limits(bits))
 
 
-def parts(scales: Tensor, *matrices: Tensor, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, ...]]:
-    """Yield a few rows at a time: room in ``dtype``, the same each time, their scales in it, and each matrix's part.
+def parts(scales: Tensor, *matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield a few rows at a time: fp32 room, the same each time, their scales in fp32, and each matrix's part.
 
     All are cut into groups, [rows, groups, group]. Temporaries of their own would cost more than the arithmetic.
     """
     grouped = [matrix.unflatten(-1, (scales.shape[-1], -1)) for matrix in matrices]
     rows = max(1, _ELEMENTS // max(1, matrices[-1].shape[-1]))
-    room = torch.empty(grouped[-1][:rows].shape, dtype=dtype, device=scales.device)
+    room = torch.empty(grouped[-1][:rows].shape, device=scales.device)
     for start in range(0, len(scales), rows):
         part = slice(start, start + rows)
-        scale = scales[part].to(dtype).unsqueeze(-1)
+        scale = scales[part].float().unsqueeze(-1)
         yield room[: len(scale)], scale, *(matrix[part] for matrix in grouped)

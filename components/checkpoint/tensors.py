@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from components.checkpoint.stream import PART_BYTES, Stream
 from components.contract.errors import UserError
 
 INDEX = "model.safetensors.index.json"
@@ -48,6 +50,35 @@ class Tensors:
         """Return a tensor's shape without reading its values."""
         return tuple(self._shards[self._shard(name)].get_slice(name).get_shape())
 
+    def read(self, name: str) -> Tensor:
+        """Return a tensor as ``[name]`` does, but in memory of its own: what that returns is mapped from its file."""
+        mapped = self[name]
+        read = list(self.blocks(name, max(1, mapped.nbytes)))
+        return (read[0] if read else torch.empty(0, dtype=torch.uint8)).view(mapped.dtype).view(mapped.shape)
+
+    def blocks(self, name: str, size: int = PART_BYTES) -> Iterator[Tensor]:
+        """Yield a tensor's bytes, uint8, ``size`` at a time (the last may be fewer) and in the same memory each time.
+
+        Raises:
+            UserError: the file has become shorter since it was opened.
+        """
+        path = self.file(name)
+        start, end = self._entry(name)["data_offsets"]
+        room = torch.empty(min(size, end - start), dtype=torch.uint8)
+        with path.open("rb", buffering=0) as file:
+            file.seek(self._headers[path.name][0] + start)
+            for begin in range(start, end, size):
+                block = room[: min(size, end - begin)]
+                if file.readinto(block.numpy().data) != len(block):
+                    raise UserError(f"{path}: {name} ends early; the file was cut while it was read")
+                yield block
+
+    def stream(self, name: str) -> Stream:
+        """Return a tensor as its file has it, to be read when its turn comes."""
+        entry = self._entry(name)
+        start, end = entry["data_offsets"]
+        return Stream(entry["dtype"], tuple(entry["shape"]), end - start, partial(self.blocks, name))
+
     def file(self, name: str) -> Path:
         """Return the file that holds a tensor, for messages."""
         return self.folder / self._shard(name)
@@ -56,6 +87,20 @@ class Tensors:
         if name not in self._shard_of:
             raise UserError(f"{self.folder}: no tensor {name} in {', '.join(self._shards)}")
         return self._shard_of[name]
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        entry: dict[str, Any] = self._headers[self._shard(name)][1][name]
+        return entry
+
+    @cached_property
+    def _headers(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        """Each shard's first byte of data and its header, which opening has checked."""
+        headers = {}
+        for shard in self._shards:
+            with (self.folder / shard).open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                headers[shard] = 8 + length, json.loads(file.read(length))
+        return headers
 
     @cached_property
     def _index(self) -> dict[str, str]:

@@ -16,9 +16,11 @@ from compressed_tensors.quantization import (
 )
 from torch import Tensor
 
+from components.checkpoint.census import ignore_entries
 from components.checkpoint.grid import PACKED, SCALE, SHAPE, Quantized, pack_codes
 from components.checkpoint.quantize import BITS
 from components.checkpoint.shards import MAX_SHARD_BYTES, TensorWriter
+from components.checkpoint.stream import Stream
 from components.contract.errors import UserError
 
 HEAD = "re:.*lm_head"
@@ -44,7 +46,7 @@ def save_quantized(
     destination: Path,
     *,
     modules: Iterable[tuple[str, Quantized]],
-    others: Iterable[tuple[str, Tensor]],
+    others: Iterable[tuple[str, Tensor | Stream]],
     config: dict[str, Any],
     ignore: list[str],
     sidecars: Path,
@@ -65,34 +67,39 @@ def save_quantized(
         UserError: the modules but for the head do not share one group size, or are not INT4.
     """
     destination.mkdir(parents=True, exist_ok=True)
-    grids: set[tuple[int, int]] = set()
+    grids: dict[tuple[int, int], str] = {}
     head = None
     with TensorWriter(destination, max_shard_bytes) as writer:
         for name, tensor in others:
             writer.add(name, tensor)
         for module, quantized in modules:
+            if module.endswith("lm_head"):
+                head = quantized.bits, quantized.group_size
+            else:
+                grids.setdefault((quantized.bits, quantized.group_size), module)
+                _demand_one_grid(grids, destination)
             words = pack_codes(quantized.codes, quantized.bits) if quantized.words is None else quantized.words
             writer.add(f"{module}.{PACKED}", words)
             writer.add(f"{module}.{SCALE}", quantized.scales)
             writer.add(f"{module}.{SHAPE}", torch.tensor(quantized.codes.shape))
-            if module.endswith("lm_head"):
-                head = quantized.bits, quantized.group_size
-            else:
-                grids.add((quantized.bits, quantized.group_size))
-    if len(grids) != 1 or next(iter(grids))[0] != BITS:
-        found = " and ".join(f"{bits} bits in groups of {size}" for bits, size in sorted(grids))
-        raise UserError(
-            f"{destination}: modules of {found}; all but the head must have {BITS} bits and one group size"
-        )
-    declared = quantization_config(grids.pop()[1], ignore, head)
+    if not grids:
+        raise UserError(f"{destination}: nothing but a head is quantised; an INT4 model has linears of {BITS} bits")
+    declared = quantization_config(next(iter(grids))[1], ignore, head)
     write_config(destination, dense_config(config) | {"quantization_config": declared})
     copy_sidecars(sidecars, destination)
+
+
+def _demand_one_grid(grids: dict[tuple[int, int], str], destination: Path) -> None:
+    if len(grids) > 1 or any(bits != BITS for bits, _ in grids):
+        found = " and ".join(f"{module} has {bits} bits in groups of {size}" for (bits, size), module in grids.items())
+        raise UserError(f"{destination}: {found}; all but the head must have {BITS} bits and one group size")
 
 
 def quantization_config(group_size: int, ignore: list[str], head: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return a symmetric INT4 weight-only ``quantization_config``, made from the library's own classes.
 
-    A quantised output ``head``, (bits, group size), gets a config group of its own: to vLLM it is no ``Linear``.
+    ``ignore`` are the linears that stay dense, as stored. A quantised output ``head``, (bits, group size), gets a
+    config group of its own: to vLLM it is no ``Linear``.
     """
     grids = {"Linear": (BITS, group_size), **({HEAD: head} if head else {})}
     schemes = [weight_scheme(target, bits, size) for target, (bits, size) in grids.items()]
@@ -100,7 +107,7 @@ def quantization_config(group_size: int, ignore: list[str], head: tuple[int, int
         config_groups={f"group_{number}": scheme for number, scheme in enumerate(schemes)},
         format="pack-quantized",
         quantization_status=QuantizationStatus.COMPRESSED,
-        ignore=sorted(ignore),
+        ignore=ignore_entries(ignore),
     )
     return config.model_dump(mode="json")
 

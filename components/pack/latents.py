@@ -1,22 +1,23 @@
 """The trained latents beside the grid they were trained on."""
 
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
+from functools import partial
+from threading import Lock
 
 import torch
 from torch import Tensor
 
 from components.checkpoint.census import skeleton, stored_modules
 from components.checkpoint.config import declared_grids
-from components.checkpoint.grid import SCALE, Quantized, pack_latents, read_module
+from components.checkpoint.grid import PACKED, SCALE, Quantized, packed_blocks, read_module
 from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
 from components.contract.log import Log
 
-WORKERS = 2
+BLOCK = 1 << 19
+"""Latents that are packed at a time: few enough for the cache, many for what an operation costs beside."""
 
 
 class Latents:
@@ -52,7 +53,7 @@ class Latents:
     def latent(self, module: str, original: Quantized) -> Tensor:
         """Return the tensor that the training forward quantised, checked against the student's grid."""
         where = f"{self._selected.file(f'{module}.weight')}: {module}"
-        latent, scales = self._selected[f"{module}.weight"], self._selected[f"{module}.{SCALE}"]
+        latent, scales = self._selected[f"{module}.weight"], self._selected.read(f"{module}.{SCALE}")
         if latent.shape != original.codes.shape or latent.dtype not in (torch.float32, torch.bfloat16):
             raise UserError(f"{where}: latents are {latent.dtype} {list(latent.shape)}; they do not fit the student's")
         if not same_bytes(scales, original.scales):
@@ -60,31 +61,42 @@ class Latents:
         return latent
 
     def packed(self, log: Log) -> Iterator[tuple[str, Quantized]]:
-        """Yield each module's codes, trained (as words) or carried, on the student's scales.
+        """Yield each module on the student's scales; its words are made of latents, or carried, as they are written.
 
-        Two modules are made at a time, each by one thread: torch's own threads would meet after every short operation.
+        What is wrong with a module is raised here, or where its words are made.
         """
-        threads, left = torch.get_num_threads(), iter(self.modules)
-        with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            coming = deque((module, pool.submit(self._packed, module)) for module in islice(left, WORKERS))
-            for done in range(1, len(self.modules) + 1):
-                module, made = coming.popleft()
-                quantized = made.result()
-                coming.extend((after, pool.submit(self._packed, after)) for after in islice(left, 1))
-                yield module, quantized
-                log.progress(done, len(self.modules), module=module)
-        torch.set_num_threads(threads)
+        lock, done = Lock(), itertools.count(1)
 
-    def _packed(self, module: str) -> Quantized:
-        original = self.original(module, codes=module in self.carried)
-        if module in self.carried:
-            return original
-        latent = self.latent(module, original)
+        def counted(words: Callable[[], Iterator[Tensor]], module: str) -> Iterator[Tensor]:
+            yield from words()
+            with lock:
+                log.progress(next(done), len(self.modules), module=module)
+
+        for module in self.modules:
+            original = self.original(module, codes=False)
+            if module in self.trained:
+                latent = self.latent(module, original)
+                words = partial(self._words, module, original, latent)
+            else:
+                words = partial(self.student.blocks, f"{module}.{PACKED}")
+            stored = self.student.stream(f"{module}.{PACKED}")
+            made = replace(stored, parts=partial(counted, words, module))
+            yield module, replace(original, words=made)
+
+    def _words(self, module: str, original: Quantized, latent: Tensor) -> Iterator[Tensor]:
+        columns = original.codes.shape[1]
+        height = max(1, BLOCK // columns)
+        name = f"{module}.weight"
+        blocks = self._selected.blocks(name, height * columns * latent.itemsize)
+        pairs = zip(
+            (block.view(latent.dtype).view(-1, columns) for block in blocks),
+            original.scales.split(height),
+            strict=True,
+        )
         try:
-            return replace(original, words=pack_latents(latent, original.scales, original.bits))
+            yield from packed_blocks(pairs, original.bits)
         except ValueError as error:
-            file = self._selected.file(f"{module}.weight")
-            raise UserError(f"{file}: {module}: {error}; training diverged") from error
+            raise UserError(f"{self._selected.file(name)}: {module}: {error}; training diverged") from error
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:

@@ -12,7 +12,7 @@ from components.contract.errors import UserError
 from components.contract.stage import Port
 
 ROLE = "train"
-VERSION = 4
+VERSION = 5
 INPUTS = {
     "qad": Port("distillation checkpoints: latents and scales of the quantised linears; only the chosen one is read"),
     "selected": Port("which of them is packed (select)"),

@@ -6,7 +6,7 @@ from components.checkpoint.census import check_fused, unquantized
 from components.checkpoint.config import read_config
 from components.checkpoint.grid import quantized_modules
 from components.checkpoint.tensors import Tensors
-from components.checkpoint.unpack import passthrough_tensors
+from components.checkpoint.unpack import passthrough_streams
 from components.checkpoint.write import save_quantized
 from components.contract.log import Log
 from components.pack.latents import Latents
@@ -36,7 +36,7 @@ def write_target(student: Path, checkpoint: Path, sidecars: Path, destination: P
     save_quantized(
         destination,
         modules=latents.packed(log),
-        others=passthrough_tensors(tensors),
+        others=passthrough_streams(tensors),
         config=read_config(student),
         ignore=dense,
         sidecars=sidecars,

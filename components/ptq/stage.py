@@ -11,7 +11,7 @@ from components.contract.errors import UserError
 from components.contract.stage import Port
 
 ROLE = "train"
-VERSION = 1
+VERSION = 2
 INPUTS = {
     "model": Port("BF16 model folder"),
     "chats": Port("regenerated chats to calibrate on; read by method gptq only", optional=True),

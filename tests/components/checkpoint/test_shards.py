@@ -1,5 +1,8 @@
 import json
 import resource
+import threading
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from safetensors.torch import load_file
 from components.checkpoint import shards
 from components.checkpoint.census import skeleton
 from components.checkpoint.shards import HEADER_BYTES, TensorWriter
+from components.checkpoint.stream import Stream
 from components.checkpoint.tensors import INDEX, Tensors
 from components.contract.errors import UserError
 
@@ -47,6 +51,33 @@ def test_a_shard_holds_a_bounded_number_of_tensors(tmp_path: Path, monkeypatch: 
     assert [len(load_file(file)) for file in sorted(tmp_path.glob("*.safetensors"))] == [3, 3, 1]
 
 
+@settings(deadline=None, max_examples=20)
+@given(kinds=TENSORS, limit=st.sampled_from([40, 10**9]))
+def test_streams_are_written_as_the_tensors_are(kinds: list, limit: int, tmp_path_factory: pytest.TempPathFactory):
+    source, copy = tmp_path_factory.mktemp("s"), tmp_path_factory.mktemp("c")
+    tensors = ((f"t{number}", torch.full(shape, number).to(dtype)) for number, (dtype, shape) in enumerate(kinds))
+    write(source, *tensors, limit=limit)
+    stored = Tensors(source)
+    write(copy, *((f"t{number}", stored.stream(f"t{number}")) for number in range(len(kinds))), limit=limit)
+    files = [path.name for path in source.iterdir()]
+    assert sorted(files) == sorted(path.name for path in copy.iterdir())
+    assert all((source / name).read_bytes() == (copy / name).read_bytes() for name in files)
+
+
+def test_a_stream_that_fails_is_an_error_and_nothing_is_left_running(tmp_path: Path):
+    def parts(number: int) -> Iterator[torch.Tensor]:
+        if number == 3:
+            raise UserError("model.layers.3 is broken")
+        yield torch.zeros(8, dtype=torch.uint8)
+
+    streams = ((f"t{number}", Stream("U8", (8,), 8, partial(parts, number))) for number in range(500))
+    threads = threading.active_count()
+    with pytest.raises(UserError, match=r"layers\.3 is broken"):
+        write(tmp_path, *streams)
+    assert threading.active_count() == threads
+    assert not list(tmp_path.glob("model*"))
+
+
 def test_weights_without_values_are_refused(llama: Path, tmp_path: Path):
     with pytest.raises(UserError, match=r"model.embed_tokens.weight has no values \(device meta\)"):
         write(tmp_path, *skeleton(llama).named_parameters())
@@ -68,7 +99,15 @@ def test_a_write_that_fails_is_an_error_also_of_the_last_tensor(after: int, tmp_
     assert not list(tmp_path.glob("model*"))
 
 
-def write(folder: Path, *tensors: tuple[str, torch.Tensor], limit: int = 10**9) -> None:
+def test_a_full_disk_is_an_error_also_in_the_header(small_disk: Path):
+    """Tensors come first and leave room before them, which costs nothing until the header is written there."""
+    (small_disk / "other").write_bytes(bytes(900_000))
+    with pytest.raises(OSError, match="No space left"):
+        write(small_disk, ("t", torch.ones(1000)))
+    assert not list(small_disk.glob("model*"))
+
+
+def write(folder: Path, *tensors: tuple[str, torch.Tensor | Stream], limit: int = 10**9) -> None:
     with TensorWriter(folder, limit) as writer:
         for name, tensor in tensors:
             writer.add(name, tensor)

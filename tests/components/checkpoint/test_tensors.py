@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,33 @@ def test_reads_shards_and_single_files_alike(sharded: Path, tmp_path: Path):
     assert "d" not in tensors
     (sharded / INDEX).unlink()
     assert set(Tensors(sharded)) == {"a", "b", "c"}
+
+
+def test_reads_copies_and_parts_of_a_file(sharded: Path):
+    matrix = torch.arange(7 * 5).view(7, 5).bfloat16()
+    kinds = {"odd": torch.tensor([True, False, True]), "scalar": torch.tensor(2.5), "none": torch.ones(0, 3)}
+    save_file({"c": torch.zeros(5), "m": matrix, **kinds}, sharded / "two.safetensors")
+    tensors = Tensors(sharded)
+    for name in tensors:
+        read = tensors.read(name)
+        assert (read.dtype, read.shape) == (tensors[name].dtype, tensors[name].shape)
+        assert torch.equal(read, tensors[name])
+        stream = tensors.stream(name)
+        assert (stream.shape, stream.nbytes) == (tuple(read.shape), read.nbytes)
+        assert sum(len(part) for part in stream.parts()) == read.nbytes
+    rows = [part.clone().view(torch.bfloat16).view(-1, 5) for part in tensors.blocks("m", 2 * 5 * 2)]
+    assert [len(part) for part in rows] == [2, 2, 2, 1]
+    assert torch.equal(torch.cat(rows), matrix)
+
+
+def test_a_file_that_is_cut_while_it_is_read(sharded: Path):
+    save_file({"c": torch.zeros(5), "last": torch.zeros(1 << 20)}, sharded / "two.safetensors")
+    tensors = Tensors(sharded)
+    parts = tensors.stream("last").parts()
+    next(parts)
+    os.truncate(sharded / "two.safetensors", 2 << 20)
+    with pytest.raises(UserError, match=r"two\.safetensors: last ends early; the file was cut"):
+        list(parts)
 
 
 def test_missing_shard(sharded: Path):

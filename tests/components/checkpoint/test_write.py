@@ -100,7 +100,7 @@ def test_ignore_lists_matrices_that_the_architecture_lacks(llama: Path, tmp_path
 def test_mixed_group_sizes_are_refused(tmp_path: Path):
     one = Quantized(torch.zeros(2, 64, dtype=torch.int8), torch.ones(2, 2), 32)
     two = Quantized(torch.zeros(2, 64, dtype=torch.int8), torch.ones(2, 1), 64)
-    with pytest.raises(UserError, match="4 bits in groups of 32 and 4 bits in groups of 64"):
+    with pytest.raises(UserError, match="a has 4 bits in groups of 32 and b has 4 bits in groups of 64"):
         save_quantized(tmp_path, modules=[("a", one), ("b", two)], others=[], config={}, ignore=[], sidecars=tmp_path)
 
 
@@ -113,8 +113,10 @@ def test_only_a_head_may_have_eight_bits(tmp_path: Path):
     back = read_grid(tmp_path)
     assert torch.equal(back["lm_head"].codes, wide.codes)
     assert [(one.bits, one.group_size) for one in back.values()] == [(4, 32), (8, 64)]
-    with pytest.raises(UserError, match="8 bits in groups of 64"):
+    with pytest.raises(UserError, match="w: a has 8 bits in groups of 64"):
         save_quantized(tmp_path / "w", modules=[("a", wide)], others=[], config={}, ignore=[], sidecars=tmp_path)
+    with pytest.raises(UserError, match="nothing but a head is quantised"):
+        save_quantized(tmp_path / "w", modules=[("lm_head", wide)], others=[], config={}, ignore=[], sidecars=tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_1"]["weights"]["num_bits"] = 4
     (tmp_path / "config.json").write_text(json.dumps(config))

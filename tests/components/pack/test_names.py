@@ -9,17 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from components.checkpoint.census import check_fused, skeleton, stored_modules, unquantized
 from components.checkpoint.config import read_config
-from components.checkpoint.grid import PACKED, SCALE, SHAPE, quantized_modules
+from components.checkpoint.grid import PACKED, SCALE, SHAPE, Quantized, quantized_modules
+from components.checkpoint.quantize import dequantize
 from components.checkpoint.tensors import Tensors
 from components.checkpoint.unpack import passthrough_names
-from components.checkpoint.write import quantization_config
+from components.checkpoint.write import quantization_config, save_quantized
 
 CONFIG = Path(__file__).parents[1] / "qwen3_5_4b.json"
 VLLM = Path(sys.prefix).parent / "vllm/bin/python"
 GDN, ATTENTION, MLP = ("in_proj_qkv", "in_proj_z", "out_proj"), "qkvo", ("gate_proj", "up_proj", "down_proj")
+TEXT = "model.language_model."
 MTP = "mtp.layers.0"
 BYTES = {"I32": 4, "BF16": 2, "I64": 8}
 
@@ -86,38 +90,118 @@ def test_the_library_quantises_the_same_modules(folder: Path):
     declared = quantization_config(32, unquantized(folder, tensors, quantized_modules(tensors)))
     model = skeleton(folder)
     apply_quantization_config(model, QuantizationConfig.model_validate(declared))
-    assert {name for name, one in model.named_modules() if hasattr(one, "quantization_scheme")} == expected_modules()
+    found = {name for name, one in model.named_modules() if hasattr(one, "quantization_scheme")}
+    assert found == expected_modules()
+
+
+def test_the_library_quantises_the_same_modules_of_the_text_model_alone(folder: Path):
+    tensors = Tensors(folder)
+    declared = quantization_config(32, unquantized(folder, tensors, quantized_modules(tensors)))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder).get_text_config())
+    apply_quantization_config(model, QuantizationConfig.model_validate(declared))
+    found = {name for name, one in model.named_modules() if hasattr(one, "quantization_scheme")}
+    assert found == {name.replace("language_model.", "") for name in expected_modules()}
+    linears = {name for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
+    stored = set(unquantized(folder, tensors, quantized_modules(tensors)))
+    assert set(declared["ignore"]) == stored | (linears - found)
 
 
 ASK_VLLM = """
-import json, sys
+import copy, json, sys
+import torch
+from safetensors.torch import load_file, save_file
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
-from vllm.model_executor.models.qwen3_5 import Qwen3_5ForConditionalGeneration as model
-declared, names = json.load(sys.stdin)
-config = CompressedTensorsConfig.from_config(declared)
-config.apply_vllm_mapper(model.hf_to_vllm_mapper)
-dense = [name for name in names if should_ignore_layer(name, config.ignore, model.packed_modules_mapping)]
-weights = config.target_scheme_map["Linear"]["weights"]
-print(json.dumps([dense, weights.num_bits, weights.group_size, weights.symmetric]))
+from vllm.model_executor.models import qwen3_5
+from vllm.plugins import load_general_plugins
+declared, trees, folders, rendezvous = json.load(sys.stdin)
+answer = {}
+for architecture, names in trees.items():
+    model = getattr(qwen3_5, architecture)
+    config = CompressedTensorsConfig.from_config(copy.deepcopy(declared))
+    config.apply_vllm_mapper(model.hf_to_vllm_mapper)
+    dense = [name for name in names if should_ignore_layer(name, config.ignore, model.packed_modules_mapping)]
+    weights = config.target_scheme_map["Linear"]["weights"]
+    answer[architecture] = [dense, weights.num_bits, weights.group_size, weights.symmetric]
+load_general_plugins()
+with set_current_vllm_config(VllmConfig()):
+    init_distributed_environment(1, 0, f"file://{rendezvous}", 0, "gloo")
+    initialize_model_parallel(1)
+    for folder in folders:
+        config = CompressedTensorsConfig.from_config(json.load(open(f"{folder}/config.json"))["quantization_config"])
+        stored = {name.rpartition(".")[2]: tensor for name, tensor in load_file(f"{folder}/model.safetensors").items()}
+        rows, columns = stored["weight_shape"].tolist()
+        layer = ReplicatedLinear(columns, rows, False, params_dtype=torch.bfloat16, quant_config=config, prefix="a.b")
+        for name, parameter in layer.named_parameters():
+            parameter.weight_loader(parameter, stored[name])
+        layer.quant_method.process_weights_after_loading(layer)
+        weight = layer(torch.eye(columns, dtype=torch.bfloat16))[0].T.contiguous()
+        save_file({"weight": weight}, f"{folder}/vllm.safetensors")
+print(json.dumps(answer))
 """
+GROUPS = (32, 64, 128)
 
 
-@pytest.mark.slow
-def test_vllm_reads_the_same_from_the_config(folder: Path):
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Quantized]:
+    """A folder of one linear per group size: every code with scales of every size."""
+    made = {}
+    for group in GROUPS:
+        generator = torch.Generator().manual_seed(group)
+        codes = torch.randint(-8, 8, (96, 256), generator=generator, dtype=torch.int8)
+        scales = torch.rand(96, 256 // group, generator=generator).mul(0.3).add(0.001).bfloat16()
+        folder = tmp_path_factory.mktemp("group")
+        made[folder] = Quantized(codes, scales, group)
+        save_quantized(folder, modules=[("a.b", made[folder])], others=[], config={}, ignore=[], sidecars=folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def vllm(folder: Path, weights: dict[Path, Quantized], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
+    """What vLLM makes of the config in both trees; it also writes what its linears make of the weights."""
     tensors = Tensors(folder)
     declared = quantization_config(32, unquantized(folder, tensors, quantized_modules(tensors)))
+    rendezvous = str(tmp_path_factory.mktemp("gloo") / "store")
+    asked = subprocess.run(
+        [VLLM, "-c", ASK_VLLM],
+        input=json.dumps([declared, served_names(), list(map(str, weights)), rendezvous]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stderr[-2000:]
+    return json.loads(asked.stdout.splitlines()[-1])
+
+
+def served_names() -> dict[str, list[str]]:
+    """The linears by vLLM's names, fused as it fuses them, in the whole model and in the text model alone."""
     fused = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj", "in_proj_qkv": "in_proj_qkvz"}
     served = {name: fused.get(name.rpartition(".")[2], name.rpartition(".")[2]) for name in expected_modules()}
     quantized = {f"{name.rpartition('.')[0]}.{last}" for name, last in served.items()}
     gates = {f"model.language_model.layers.{i}.linear_attn.in_proj_ba" for i in range(32) if i % 4 != 3}
-    names = [name.replace("model.language_model.", "language_model.model.") for name in sorted(quantized | gates)]
-    names += [f"visual.blocks.{i}.attn.qkv" for i in range(24)]
-    asked = subprocess.run(
-        [VLLM, "-c", ASK_VLLM], input=json.dumps([declared, names]), capture_output=True, text=True, check=False
-    )
-    assert asked.returncode == 0, asked.stderr[-2000:]
-    dense, *scheme = json.loads(asked.stdout.splitlines()[-1])
-    assert set(dense) == {name for name in names if "in_proj_ba" in name or "visual" in name}
+    text, vision = sorted(quantized | gates), [f"visual.blocks.{i}.attn.qkv" for i in range(24)]
+    return {
+        "Qwen3_5ForConditionalGeneration": [name.replace(TEXT, "language_model.model.") for name in text] + vision,
+        "Qwen3_5ForCausalLM": [name.replace(TEXT, "model.") for name in text],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", ["Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"])
+def test_vllm_reads_the_same_from_the_config(vllm: dict[str, list], tree: str, folder: Path):
+    dense, *scheme = vllm[tree]
+    assert set(dense) == {name for name in served_names()[tree] if "in_proj_ba" in name or "visual" in name}
     assert scheme == [4, 32, True]
     assert read_config(folder)["tie_word_embeddings"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("vllm")
+def test_vllms_linears_compute_with_codes_times_scales(weights: dict[Path, Quantized]):
+    for folder, quantized in weights.items():
+        found = load_file(folder / "vllm.safetensors")["weight"]
+        assert torch.equal(found, dequantize(quantized.codes, quantized.scales)), quantized.group_size

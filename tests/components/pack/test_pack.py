@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from components.checkpoint.census import unquantized
 from components.checkpoint.config import read_config
@@ -152,7 +153,8 @@ def test_trained_codes_are_served_and_everything_else_is_the_students(student: P
     assert (Tensors(model)[norm] * 1.5 == written[norm]).all()
     census = json.loads((folder / "census.json").read_text())
     assert set(census["quantized"]) == set(after)
-    assert census["dense"] == read_config(folder)["quantization_config"]["ignore"]
+    text = {name.replace("model.language_model.", "model.") for name in census["dense"]}
+    assert set(read_config(folder)["quantization_config"]["ignore"]) == text | set(census["dense"])
     assert set(census["unchanged"]) == {name for name, _ in passthrough_tensors(source)}
     assert (folder / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     load_model(folder)
@@ -333,6 +335,16 @@ def test_a_target_without_finite_logits_is_refused(latents: Path, student: Path,
     save_file(tensors, other / "model.safetensors")
     with pytest.raises(UserError, match="differs from the fake-quantised student by nan nats"):
         pack(latents, other, model, tmp_path)
+
+
+def test_transformers_reads_the_text_model_alone_as_we_do(target: tuple[Path, Latents]):
+    folder, _ = target
+    theirs, report = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["mismatched_keys"]
+    tokens = torch.arange(7, 47)[None]
+    with torch.inference_mode():
+        assert torch.equal(theirs(tokens).logits, load_model(folder)(tokens).logits)
 
 
 def test_packed_modules_stream_in_the_students_order(target: tuple[Path, Latents], student: Path):
