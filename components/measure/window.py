@@ -36,11 +36,12 @@ def measure(
     alone = config.answers.model_copy(update={"concurrent_prompts": 0})
     config = config.model_copy(update={"answers": alone})
     found: dict[str, Any] = {}
-    ledger = Ledger(output, len(prompts) * len(config.latency) * (1 + len(config.windows)))
-    for window in (None, *config.windows):
-        name = str(window or FULL)
-        folder = output.scratch / f"window-{name}"
+    ledger = Ledger(output, len(prompts) * len(config.latency) * len({None, *config.windows}))
+    folders = {window: output.scratch / f"window-{window or FULL}" for window in (None, *config.windows)}
+    for window, folder in folders.items():
         with_window(drafter, folder, window)
+    for window, folder in folders.items():
+        name = str(window or FULL)
         with Server(target, folder, config.profile, log_path=output.scratch / f"server-{name}.log") as server:
             server.wait()
             found[name] = {"lengths": {}}

@@ -62,6 +62,7 @@ def test_the_gate_refuses_a_window_below_full_attention_s_interval(acceptance, k
     by_window = {"none": measured(3.0, 3.0, 100), "1024": measured(3.0, acceptance, 50)}
     store = Store(str(tmp_path / "store"))
     (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "samples.jsonl").touch()
     manifest = MANIFEST | {"metrics": {"window": window.choose(by_window, "long")}}
     artifact, _ = commit(store, "measure", "6" * 64, tmp_path / "files", manifest)
     metric = "measure_window.window.by_window.1024.keeps"
@@ -86,6 +87,13 @@ def test_windows_need_a_drafter(tiny_model, tmp_path, home):
     output = Output(tmp_path, tmp_path, Work(store, "_work/m"), Log("measure", io.StringIO()))
     with pytest.raises(UserError, match="no drafter input is bound"):
         run(Config(windows=[16]), Inputs({"model": [Input(artifact.uri)]}), output)
+
+
+def test_a_window_that_no_block_fits_into_is_refused_before_a_server_starts(tiny_model, tiny_draft, tmp_path):
+    output = Output(tmp_path, tmp_path, Work(Store(str(tmp_path / "store")), "_work"), Log("m", io.StringIO()))
+    with pytest.raises(UserError, match="window 3 is smaller than the drafter's block size 4"):
+        window.measure(Config(windows=[16, 3]), tiny_model, tiny_draft, prompts(1), None, output)
+    assert not list(tmp_path.glob("server-*.log"))
 
 
 @pytest.mark.slow
