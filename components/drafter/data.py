@@ -11,6 +11,7 @@ from components.chats.rows import Row, is_held_out
 from components.contract.errors import UserError
 
 MIN_ANSWER = 2
+MAX_ID = 2**31
 THOUGHT_ENDS = "</think>"
 
 
@@ -39,7 +40,8 @@ def split(rows: Iterable[Row], max_length: int, held_out: float, after_thought_b
     With the tokenizer ``after_thought_by``, a row's reasoning becomes context: its answer begins after ``</think>``.
 
     Raises:
-        UserError: a row without token ids, or a side of the split without a single chat.
+        UserError: a row without token ids, or with something else in their place, or a side of the split without a
+            single chat.
     """
     train: list[Chat] = []
     evaluation: list[Chat] = []
@@ -47,7 +49,7 @@ def split(rows: Iterable[Row], max_length: int, held_out: float, after_thought_b
     for row in rows:
         if "token_ids" not in row or "prompt_token_ids" not in row:
             raise UserError(f"chats: row {row.get('id')} has no token ids; give regenerated chats")
-        prompt, answer = row["prompt_token_ids"], row["token_ids"]
+        prompt, answer = _ids(row, "prompt_token_ids"), _ids(row, "token_ids")
         if after_thought_by is not None and row.get("reasoning") is not None:
             thought = thought_tokens(answer, after_thought_by)
             prompt, answer = prompt + answer[:thought], answer[thought:]
@@ -65,6 +67,18 @@ def split(rows: Iterable[Row], max_length: int, held_out: float, after_thought_b
             f"({too_short} too short); give more chats or another held_out"
         )
     return Split(train, evaluation, too_short, cut)
+
+
+def _ids(row: Row, field: str) -> list[int]:
+    """Return a row's token ids.
+
+    Raises:
+        UserError: they are something else.
+    """
+    ids = row[field]
+    if not isinstance(ids, list) or not set(map(type, ids)) <= {int} or max(ids, default=0) > MAX_ID:
+        raise UserError(f"chats: row {row['id']}: {field} is no list of token ids; give regenerated chats")
+    return ids
 
 
 def thought_tokens(answer: list[int], tokenizer: Any) -> int:

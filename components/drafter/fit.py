@@ -46,7 +46,6 @@ def fit(
         UserError: as the stage's ``run`` says.
     """
     scratch, dtype = ranks.shared(scratch), getattr(torch, config.dtype)
-    target = load_model(folders["target"], dtype).to(ranks.device)
     tokenizer = load_tokenizer(folders["target"])
     rows = read_rows(folders["chats"])
     chats = data.split(rows, config.max_length, config.held_out, None if config.reasoning else tokenizer)
@@ -59,6 +58,7 @@ def fit(
     if output:
         output.log.event("chats", **counts)
     every, init = [*chats.train, *chats.held_out], folders.get("init")
+    target = load_model(folders["target"], dtype).to(ranks.device)
     data.refuse_unknown_tokens(target.get_input_embeddings().num_embeddings, every)
     torch.manual_seed(config.seed)
     drafter = model.read(init) if init else _new(config, target, tokenizer, chats)

@@ -55,6 +55,13 @@ def test_chats_that_cannot_train_are_refused(rows, message):
         data.split(rows, 20, 0.3)
 
 
+@pytest.mark.parametrize("ids", [None, "hello", [4.5, 6.0], ["a"], [2**70, 1], [[1, 2], [3, 4]], {"0": 1}, [None]])
+@pytest.mark.parametrize("field", ["token_ids", "prompt_token_ids"])
+def test_what_is_no_list_of_token_ids_is_named(ids, field):
+    with pytest.raises(UserError, match=rf"row x: {field} is no list of token ids"):
+        data.split([row("x", 3, 5) | {field: ids}], 20, 0.3)
+
+
 def test_frequent_tokens_are_those_of_the_answers():
     chats = [data.Chat("a", torch.tensor([9, 9, 9, 4, 4, 2, 6]), 3)]
     assert data.frequent_tokens(chats, 2, 10).tolist() == [2, 4]
