@@ -1,11 +1,12 @@
 """A state folder for the command; a Docker engine and a registry of these tests' own, with images of this machine."""
 
+import functools
 import os
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import docker
@@ -14,12 +15,10 @@ from typer.testing import CliRunner
 
 from pipelines import images
 from pipelines.images_cli import app as images_app
-from tests.e2e import machine
+from tests.e2e import machine, wheelhouse
 from tests.e2e.command import QDFLASH
 
 CAP_SYS_ADMIN = 21  # linux/capability.h
-STORE = ("s3fs", "pydantic", "rfc8785", "pyyaml")
-"""What a stage needs to read and write the store."""
 ALONE = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false")
 
 
@@ -108,55 +107,53 @@ def base_image(docker_engine: docker.DockerClient) -> str:
 
 
 @pytest.fixture(scope="session")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What images are built from, with a lock of ``core`` that is cut to what a stage and the store need.
+def builder_image(docker_engine: docker.DockerClient, base_image: str) -> str:
+    """The base with pip, for the steps that install."""
+    return machine.builder(docker_engine)
 
-    All of it would install for a minute; nothing in how an image is made depends on how many packages it has.
-    """
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What images are built from."""
     copy = tmp_path_factory.mktemp("checkout")
     for part in ("components", "pipelines", "locks", "images"):
         shutil.copytree(machine.ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "lock.yaml"))
     for part in (".dockerignore", "pyproject.toml", "README.md"):
         shutil.copy(machine.ROOT / part, copy / part)
-    lock = copy / "locks" / "core.txt"
-    needed = machine.closure(*STORE)
-    pins = [line for line in lock.read_text().splitlines() if machine.normal(line.partition("==")[0]) in needed]
-    lock.write_text("\n".join(pins) + "\n")
     return copy
 
 
 @pytest.fixture(scope="session")
-def builder_image(
-    docker_engine: docker.DockerClient, base_image: str, checkout: Path, tmp_path_factory: pytest.TempPathFactory
-) -> str:
-    """The base with a folder of wheels: what is built on it needs no network."""
-    folder = tmp_path_factory.mktemp("builder")
-    download = [machine.VENVS / "train/bin/python", "-m", "pip", "download", "--quiet", "--no-deps"]
-    download += ["-d", folder / "wheels", "-r", checkout / "locks" / "core.txt", "setuptools==84.2.1"]
-    subprocess.run(download, check=True, capture_output=True)
-    (folder / "Dockerfile").write_text(f"FROM {base_image}\nCOPY wheels /wheels\n")
-    docker_engine.images.build(path=str(folder), tag="qdflash-test-builder", rm=True)
-    return "qdflash-test-builder"
+def role_image(
+    docker_engine: docker.DockerClient,
+    base_image: str,
+    builder_image: str,
+    checkout: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], str]:
+    """Return a role's image as ``NAME@sha256:ID``: built as a user builds it, from its committed lock, once."""
+
+    @functools.cache
+    def built(role: str) -> str:
+        words = ["build", "--base", base_image, "--builder", builder_image, "--role", role, "--accelerator", "cpu"]
+        lock = checkout / "locks" / ("core.txt" if role == "core" else f"{role}-cpu.txt")
+        folder = tmp_path_factory.mktemp("wheels")
+        with wheelhouse.serving(lock, folder) as wheels, pytest.MonkeyPatch.context() as patch:
+            for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+                patch.delenv(name, raising=False)
+            patch.setenv("PIP_NO_INDEX", "1")
+            patch.setenv("PIP_FIND_LINKS", wheels)
+            patch.setattr(images, "ROOT", checkout)
+            done = CliRunner().invoke(images_app, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        shutil.rmtree(folder)
+        docker_engine.images.prune()  # the layers that packages were installed in: as large as the image once more
+        return done.stdout.strip().splitlines()[-1].split()[1]
+
+    return built
 
 
 @pytest.fixture(scope="session")
-def core_image(docker_engine: docker.DockerClient, base_image: str, builder_image: str, checkout: Path) -> str:
-    """The image of ``core``, built as a user builds it."""
-    words = ["build", "--base", base_image, "--builder", builder_image, "--role", "core", "--accelerator", "cpu"]
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
-            patch.delenv(name, raising=False)
-        patch.setenv("PIP_NO_INDEX", "1")
-        patch.setenv("PIP_FIND_LINKS", "/wheels")
-        patch.setattr(images, "ROOT", checkout)
-        built = CliRunner().invoke(images_app, words, catch_exceptions=False)
-    assert built.exit_code == 0, built.output
-    return built.stdout.strip().splitlines()[-1].split()[1]
-
-
-@pytest.fixture(scope="session")
-def train_image(docker_engine: docker.DockerClient) -> str:
-    """An image of ``train`` with what the first stages need of this machine's environment, by its ID."""
-    return (
-        f"qdflash-test-train@{machine.role(docker_engine, 'train', 'torch', 'transformers', 'llmcompressor', *STORE)}"
-    )
+def core_image(role_image: Callable[[str], str]) -> str:
+    """The image of ``core``."""
+    return role_image("core")

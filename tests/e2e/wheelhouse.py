@@ -1,0 +1,38 @@
+"""A wheelhouse: the packages of a lock as wheels, served on loopback while an image is built from them."""
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from tests.e2e import machine
+
+CODE = "setuptools==84.2.1"
+"""What this project's own code is built with."""
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(lock: Path, folder: Path) -> Iterator[str]:
+    """Fetch the wheels of ``lock`` into ``folder`` as pip is configured to; yield where a build finds them."""
+    wheel = [machine.VENVS / "train/bin/python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-cache-dir"]
+    done = subprocess.run(
+        [*wheel, "--wheel-dir", folder, "-r", lock, CODE], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
