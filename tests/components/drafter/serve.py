@@ -1,12 +1,14 @@
 """Run by a Python that has vLLM: generate greedily with a drafter, one prompt alone and eight together.
 
-Writes answers and counters as JSON, and the logits of every draft made while a prompt was alone.
+Writes answers and counters as JSON, what the loaded models are, and the logits of every draft made while a prompt was
+alone.
 """
 
 import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ |= {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -16,6 +18,46 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "TORCH_COMPILE_DISABLE": "1",
 }
+
+
+def groups(model: Any) -> dict[str, int | None]:
+    """Return the group in which vLLM loaded each linear's codes; None for a dense one."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, LinearBase)}
+    return {name: getattr(getattr(one, "scheme", None), "group_size", None) for name, one in linears.items()}
+
+
+def mask(drafter: Any, input_ids: Any, positions: Any, context: dict[int, tuple]) -> list[list[bool]]:
+    """Return who sees whom in the loaded drafter's first layer: one row a slot; each context position, then each slot.
+
+    Nothing is read from a config: each context position's features and each slot's input are changed in turn, and a
+    slot sees what changes its output.
+    """
+    import torch
+
+    layer = drafter.model.layers[0]
+    hidden = layer.input_layernorm(drafter.embed_input_ids(input_ids))
+
+    def attended(inputs: Any) -> Any:
+        return layer.self_attn(positions=positions, hidden_states=inputs).clone()
+
+    def store(position: int, features: Any) -> None:
+        slot = context[position][1]
+        drafter.model.precompute_and_store_context_kv(features[None], torch.tensor([position]), slot[None])
+
+    plain, columns = attended(hidden), []
+    for position in range(int(positions[0])):
+        features = context[position][0]
+        store(position, features.flip(0))
+        columns.append((attended(hidden) != plain).any(-1))
+        store(position, features)
+    for slot in range(len(positions)):
+        other = hidden.clone()
+        other[slot] = hidden[slot].flip(0)
+        columns.append((attended(other) != plain).any(-1))
+    assert torch.equal(attended(hidden), plain)
+    return torch.stack(columns, dim=1).tolist()
 
 
 def main() -> None:
@@ -57,11 +99,23 @@ def main() -> None:
             "accepted": accepted,
         }
 
-    report, logits = {"together": serve(*job["together"]), "alone": []}, []
+    report, logits, context = {"together": serve(*job["together"]), "alone": []}, [], {}
+    reads_models = job["dtype"] == "float32"  # in bfloat16 a change of what is seen may round away
+    if reads_models:
+        report["target_groups"] = model.apply_model(groups)[0]
     forward, compute_logits = Drafter.forward, Drafter.compute_logits
+    precompute = Drafter.precompute_and_store_context_kv
+
+    def stored(self, states, positions, slots):
+        rows = zip(positions.tolist(), states.clone(), slots.clone(), strict=True)
+        context.update((position, (row, slot)) for position, row, slot in rows)
+        return precompute(self, states, positions, slots)
 
     def seen(self, input_ids, positions, inputs_embeds=None):
         logits.append([len(report["alone"]), int(positions[0])])
+        if reads_models and "mask" not in report and positions[0] >= job["mask_from"]:
+            report["draft_groups"], report["anchor"] = groups(self), int(positions[0])
+            report["mask"] = mask(self, input_ids, positions, context)
         return forward(self, input_ids, positions, inputs_embeds)
 
     def said(self, hidden_states):
@@ -69,6 +123,8 @@ def main() -> None:
         return logits[-1][-1]
 
     Drafter.forward, Drafter.compute_logits = seen, said
+    if reads_models:
+        Drafter.precompute_and_store_context_kv = stored
     for prompt in job["alone"]:
         report["alone"].append(serve(prompt))
     torch.save(logits, sys.argv[3])

@@ -13,18 +13,25 @@ import torch
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 
 from components.checkpoint.load import load_model
+from components.contract.context import Inputs, Output
+from components.contract.log import Log
 from components.drafter import forward, model
 from components.drafter.blocks import lay_out
 from components.drafter.features import TargetFeatures
 from components.gptq.folder import read
+from components.ptq import stage as ptq
+from components.store.backend import Store
+from components.store.work import Work
 from tests.components.drafter.runs import drafter_stage
-from tests.components.gptq.test_stage import quantize
+from tests.components.gptq.test_stage import bind, quantize
 from tests.components.tiny_models import HYBRID, SHAPE
 
 SERVER_PYTHON = Path(sys.prefix).parent / "vllm/bin/python"
 PHRASES, KNOWN, PERIOD, TOKENS, BLOCK = 12, 7, 24, 60, 4
 TIE = 0.06
-WINDOW = 16
+WINDOW, MASK_FROM = 16, 30
+TARGET_GROUP, DRAFT_GROUP = 32, 64
+FUSED = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 ALONE = range(4, 9)  # phrases of both kinds
 DEEP = {**SHAPE, "num_hidden_layers": 5, "tie_word_embeddings": True}
 DEEP_HYBRID = {
@@ -101,8 +108,17 @@ def prompts() -> list[list[int]]:
     return [prompt_of(phrase, draw)[0] for phrase in phrases()]
 
 
+def rounded(model_folder: Path, folder: Path) -> Path:
+    """The model in W4A16, group 32."""
+    (folder / "scratch").mkdir(parents=True)
+    (folder / "out").mkdir()
+    output = Output(folder / "out", folder / "scratch", Work(Store(str(folder / "store")), "_work"), Log("ptq"))
+    ptq.run(ptq.Config(group_size=TARGET_GROUP), Inputs({"model": [bind(model_folder)]}), output)
+    return output.path
+
+
 def serve(folder: Path, target: Path, draft: Path, dtype: str) -> dict:
-    job = {"target": str(target), "draft": str(draft), "dtype": dtype}
+    job = {"target": str(target), "draft": str(draft), "dtype": dtype, "mask_from": MASK_FROM}
     job |= {"slots": BLOCK - 1, "tokens": TOKENS, "together": prompts(), "alone": [prompts()[one] for one in ALONE]}
     (folder / "job.json").write_text(json.dumps(job))
     files = (folder / name for name in ("job.json", "out.json", "logits.pt"))
@@ -145,9 +161,10 @@ def replay(drafter: torch.nn.Module, target: torch.nn.Module, ids: torch.Tensor,
 def test_served_drafts_are_those_of_our_forward_and_change_no_answer(kind, draft_vocabulary, tiny_model, tmp_path):
     """Two pairs: what each has in common with real ones differs.
 
-    Pure attention in float32: a quantised drafter with a trimmed vocabulary and a window shorter than the texts.
-    The hybrid in BF16, whose states are rolled back: a dense drafter with full attention. That logits agree says that
-    the server has every tensor, and the mask of our forward: neither causal nor wider than the window.
+    Pure attention in float32: a W4A16 target, and beside it a drafter quantised in another group, its projection of
+    the target's features too, with a trimmed vocabulary and a window shorter than the texts. The hybrid in BF16, whose
+    states are rolled back: a dense drafter with full attention. That logits agree says that the server has every
+    tensor; that its mask, read from the loaded drafter, is ours says that it is neither causal nor wider.
     """
     torch.manual_seed(0)
     exact = kind == "qwen3"
@@ -158,10 +175,12 @@ def test_served_drafts_are_those_of_our_forward_and_change_no_answer(kind, draft
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(tiny_model / name, folder)
     chats = write_chats(tmp_path / "chats")
+    if exact:
+        folder = rounded(folder, tmp_path / "w4a16")
     config = CONFIG | {"draft_vocabulary": draft_vocabulary, "window": WINDOW if exact else None}
     _, draft = drafter_stage(tmp_path, config, {"target": folder, "chats": chats})
     if exact:
-        knobs = {"method": "gptq", "held_out": 0.1, "conversations": 54}
+        knobs = {"method": "gptq", "held_out": 0.1, "conversations": 54, "group_size": DRAFT_GROUP}
         draft, metrics = quantize(draft, folder, chats, tmp_path / "gptq", **knobs)
         assert metrics["quantized"] == 15
 
@@ -175,11 +194,23 @@ def test_served_drafts_are_those_of_our_forward_and_change_no_answer(kind, draft
         drafter = model.attach(model.read(draft), target)
         model.load_weights(drafter, draft)
     drafter.to(target.dtype)
+    if exact:
+        check_loaded(served)
     for how, phrase in (("alone", ALONE), ("together", range(PHRASES))):
         check_answers(target, drafter, served[how], phrase, exact, f"{kind}, {how}")
     check_logits(
         target, drafter, served["alone"]["answers"], torch.load(tmp_path / "logits.pt"), 1e-5 if exact else 0.04
     )
+
+
+def check_loaded(served: dict) -> None:
+    """Every linear of both models is quantised in vLLM as it was stored; the drafter's mask is |distance| < window."""
+    inside = [f"model.layers.{at}.{name}" for at in range(2) for name in FUSED]
+    assert served["draft_groups"] == dict.fromkeys(["model.fc", *inside], DRAFT_GROUP)
+    assert set(served["target_groups"].values()) == {TARGET_GROUP}
+    anchor, places = served["anchor"], range(served["anchor"] + BLOCK)
+    assert anchor >= MASK_FROM > WINDOW + BLOCK
+    assert served["mask"] == [[abs(anchor + slot - place) < WINDOW for place in places] for slot in range(BLOCK)]
 
 
 def check_answers(
