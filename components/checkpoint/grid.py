@@ -11,15 +11,15 @@ from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32,
 from torch import Tensor
 
 from components.checkpoint.config import declared_grids
-from components.checkpoint.quantize import BITS, by_rows, integer_codes, limits
+from components.checkpoint.quantize import BITS, by_rows, integer_codes
 from components.checkpoint.stream import Stream
 from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
 
 PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
 _SCALE_TYPES = (torch.bfloat16, torch.float16, torch.float32)
-_TO_BITS = float(3 << 22) + 8
-"""Added to a number of few bits in fp32, it rounds it half to even, and leaves 8 more than that in the lowest byte."""
+_SHIFT, _LOWEST = 136, 0x4300
+"""A bf16 number that code 0 is shifted to, and the bits of the one for code −8: the next 15 are the next codes'."""
 _REFUSED = {
     "weight_zero_point": "has zero points; only symmetric grids are supported",
     "weight_g_idx": "has g_idx (activation order at run time); quantise with static or no activation order",
@@ -126,8 +126,11 @@ def unpack_codes(packed: Tensor, bits: int, columns: int) -> Tensor:
 def packed_blocks(blocks: Iterable[tuple[Tensor, Tensor]], bits: int) -> Iterator[Tensor]:
     """Yield the packed :func:`integer_codes` of a weight block by block, in the same memory each time.
 
-    Full words of 4-bit codes are made by few operations, all in place, since memory costs more than arithmetic: the
-    fp32 quotients are clamped and become codes by the rounding of one fp32 sum, whose lowest byte they are.
+    Of bf16 latents on a bf16 grid whole words are made by one operation and in two bytes each, since memory costs
+    more than arithmetic. It adds 136 to the fp32 quotient, in fp32, and rounds to bf16, whose neighbours from 128 to
+    256 are the integers. The codes are those of the division: a sum in fp32 keeps the side of a tie, since quotients
+    of two bf16 numbers that are no tie are further from it, within the codes' range, than the sum's own rounding
+    (2⁻¹⁷).
 
     Args:
         blocks: latents [rows, in] and scales [rows, in / group] of some rows each, none of more than the first.
@@ -140,17 +143,18 @@ def packed_blocks(blocks: Iterable[tuple[Tensor, Tensor]], bits: int) -> Iterato
     for latents, scales in blocks:
         if not all(math.isfinite(bound.item()) for bound in torch.aminmax(latents)):
             raise ValueError("latents hold NaN or infinity")
-        if bits != BITS or latents.shape[1] % 8 or sys.byteorder != "little":
+        narrow = latents.dtype == scales.dtype == torch.bfloat16 and bits == BITS and sys.byteorder == "little"
+        if not narrow or latents.shape[1] % 8:
             yield pack_codes(integer_codes(latents, scales, bits), bits)
             continue
         if not room:
-            room = tuple(torch.empty(latents.shape, dtype=dtype) for dtype in (torch.float32, torch.int8, torch.int8))
+            room = tuple(torch.empty(latents.shape, dtype=dtype) for dtype in (torch.bfloat16, torch.int8, torch.int8))
             room = (*room, torch.empty((len(latents), latents.shape[1] // 2), dtype=torch.uint8))
-        quotients, codes, shifted, packed = (one[: len(latents)] for one in room)
-        grouped = quotients.copy_(latents).unflatten(1, (scales.shape[1], -1))
-        grouped.div_(scales.float().unsqueeze(-1)).clamp_(*limits(bits)).add_(_TO_BITS)
-        codes.copy_(quotients.view(torch.int32))
-        packed.copy_(_pairs(codes, shifted))
+        shifted, codes, other, packed = (one[: len(latents)] for one in room)
+        groups = (scales.shape[1], -1)
+        shifted.fill_(_SHIFT).unflatten(1, groups).addcdiv_(latents.unflatten(1, groups), scales.unsqueeze(-1))
+        codes.copy_(shifted.view(torch.int16).clamp_(_LOWEST, _LOWEST + 15))
+        packed.copy_(_pairs(codes, other))
         yield packed.view(torch.int32)
 
 

@@ -16,7 +16,7 @@ from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError
 from components.contract.log import Log
 
-BLOCK = 1 << 19
+BLOCK = 1 << 20
 """Latents that are packed at a time: few enough for the cache, many for what an operation costs beside."""
 
 
@@ -72,16 +72,21 @@ class Latents:
             with lock:
                 log.progress(next(done), len(self.modules), module=module)
 
-        for module in self.modules:
-            original = self.original(module, codes=False)
-            if module in self.trained:
-                latent = self.latent(module, original)
-                words = partial(self._words, module, original, latent)
-            else:
-                words = partial(self.student.blocks, f"{module}.{PACKED}")
-            stored = self.student.stream(f"{module}.{PACKED}")
-            made = replace(stored, parts=partial(counted, words, module))
-            yield module, replace(original, words=made)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # torch's own would spin between these short operations, beside the writer's
+        try:
+            for module in self.modules:
+                original = self.original(module, codes=False)
+                if module in self.trained:
+                    latent = self.latent(module, original)
+                    words = partial(self._words, module, original, latent)
+                else:
+                    words = partial(self.student.blocks, f"{module}.{PACKED}")
+                stored = self.student.stream(f"{module}.{PACKED}")
+                made = replace(stored, parts=partial(counted, words, module))
+                yield module, replace(original, words=made)
+        finally:
+            torch.set_num_threads(threads)
 
     def _words(self, module: str, original: Quantized, latent: Tensor) -> Iterator[Tensor]:
         columns = original.codes.shape[1]

@@ -1,8 +1,8 @@
 """Study ``pack-speed``: packing beside copying what it wrote, and beside compressed-tensors' own model compressor.
 
 ``.venv/train/bin/python tests/benchmarks/pack_speed.py``; writes docs/results/pack-speed.*. First the whole Qwen3.5-4B
-by its shapes, with random weights: what a user packs, 13 % of whose parameters are an embedding and 8 % a vision tower
-that are carried through. Then 4 layers of its text model alone, where every byte is packed. These take turns on the
+by its shapes (but for its multi-token prediction), with random weights: what a user packs, whose embedding and vision
+tower are carried through. Then 4 layers of its text model alone, where every byte is packed. These take turns on the
 same files:
 
 - ours, from student and latents to the folder, proofs excluded;
