@@ -50,7 +50,7 @@ def one_line(error: BaseException, limit: int = 600) -> str:
 
 
 def of_machine(error: BaseException, home: Path | None = None) -> UserError | None:
-    """Say what the user can change about a refused file operation, or None when it is a bug of ours.
+    """Say what the user can change about a full memory or a refused file operation, or None when it is a bug of ours.
 
     A full disk is also found behind what a library made of it: torch and safetensors raise errors of their own, which
     name no file. ``home`` is where the stage writes then.
@@ -58,6 +58,10 @@ def of_machine(error: BaseException, home: Path | None = None) -> UserError | No
     if (full := next(filter(_is_full, causes(error)), None)) is not None:
         where = "" if home is None or getattr(full, "filename", None) else f", under {home}"
         return UserError(f"disk full: {full}{where}; free space and run again")
+    if (short := next(filter(_is_short, causes(error)), None)) is not None:
+        return UserError(
+            f"out of memory: {one_line(short, 200)}; lower micro_batch or the sequences' length, or use a larger machine"
+        )
     if not isinstance(error, OSError):
         return None
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
@@ -78,6 +82,12 @@ def _is_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return f"(os error {errno.ENOSPC})" in str(error)  # how Rust's libraries say it
+
+
+def _is_short(error: BaseException) -> bool:
+    """Recognise torch's GPU and CPU allocators without importing torch."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def of_environment(error: ModuleNotFoundError, role: str) -> UserError | None:
