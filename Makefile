@@ -22,7 +22,8 @@ core_tests := $(CORE:%=tests/components/%) tests/pipelines tests/images tests/ch
 long_test := tests/components/prompts/test_memory.py
 train_tests := $(TRAIN:%=tests/components/%) tests/benchmarks
 vllm_tests := $(VLLM:%=tests/components/%)
-suites := vllm train e2e core memory
+# the longest first
+suites := e2e vllm train core memory
 
 .PHONY: setup demo test check lint clean $(suites:%=test-%)
 
