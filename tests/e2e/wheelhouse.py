@@ -23,10 +23,9 @@ class _Quiet(SimpleHTTPRequestHandler):
 def serving(lock: Path, folder: Path) -> Iterator[str]:
     """Fetch the wheels of ``lock`` into ``folder`` as pip is configured to; yield where a build finds them."""
     wheel = [machine.VENVS / "train/bin/python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-cache-dir"]
-    done = subprocess.run(
-        [*wheel, "--wheel-dir", folder, "-r", lock, CODE], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    for wanted in (["-r", lock], [CODE]):  # apart: a lock may have another setuptools
+        done = subprocess.run([*wheel, "--wheel-dir", folder, *wanted], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -120,7 +120,7 @@ def test_an_unfinished_answer_as_text_is_dropped_or_refused_but_never_ended(run,
 
 def test_an_empty_split_is_refused(run) -> None:
     with pytest.raises(UserError, match="the val split has no rows"):
-        run([row(number) for number in range(3)], held_out=1e-9)
+        run([row(number) for number in range(3)], sequence_length=64, held_out=1e-9)
 
 
 def test_reset_is_refused_for_models_with_recurrent_layers(run, tmp_path: Path, tiny_model: Path) -> None:
