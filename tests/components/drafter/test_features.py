@@ -45,7 +45,10 @@ def look_up(store: str, folder: Path, ranks: Ranks) -> list[torch.Tensor]:
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:40] + b"x" + data[41:], lambda _: b""])
 def test_a_damaged_part_is_computed_anew(tmp_path, damage):
     work = Work(Store(str(tmp_path / "store")), "_work/drafter/x")
-    progress = lambda _done, _total: None  # noqa: E731
+
+    def progress(_done, _total):
+        pass
+
     features.cached(Counted(work, 0), CHATS, tmp_path / "one", work, progress)
     (part,) = work.names("features/")
     whole = work.get(part)
