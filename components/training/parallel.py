@@ -176,7 +176,11 @@ def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Itera
         yield mine
         mine.meet()
     except RuntimeError as error:  # perhaps of a collective call that lost its other end
-        if connection.wait([other.sentinel for other in others], _PATIENCE) and any(one.exitcode for one in others):
+        gone = connection.wait([other.sentinel for other in others], _PATIENCE)
+        for other in others:
+            if other.sentinel in gone:
+                other.join()  # a process's files are closed a moment before its exit code is there
+        if any(other.exitcode for other in others):
             raise _fault(others) from error
         raise
     finally:
