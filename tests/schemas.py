@@ -1,8 +1,6 @@
-"""What objects for a cluster are held against: Kubernetes' schemas, the CRDs' where they lie beside the project, and
-what every pod here has to be.
-"""
+"""What objects for a cluster are held against: Kubernetes' schemas, those of tests/crds, and what a pod has to be."""
 
-import importlib.util
+import gzip
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -10,14 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+from jsonschema import Draft202012Validator
 
-CRDS = Path(__file__).parents[2] / "shared" / "crds" / "validate.py"
+CRDS = Path(__file__).parent / "crds"
 VERSIONS = ("1.29", "1.37")
-CUSTOM = ("argoproj.io/", "serving.kserve.io/", "trainer.kubeflow.org/", "monitoring.coreos.com/", "keda.sh/")
+_APART = {"nullable", "default", "format"}  # of a CRD alone
+CUSTOM = (
+    "argoproj.io/",
+    "serving.kserve.io/",
+    "trainer.kubeflow.org/",
+    "monitoring.coreos.com/",
+    "keda.sh/",
+    "gateway.networking.k8s.io/",
+)
 
 
 def faults(objects: list[dict[str, Any]]) -> list[str]:
-    """Return every fault, with the object's name; nothing is skipped but CRDs that are not at hand."""
+    """Return every fault, with the object's name; of a custom kind without a CRD here, the pod within it alone."""
     return [
         f"{one['kind']}/{one['metadata']['name']}: {fault}"
         for one in objects
@@ -93,12 +100,48 @@ def _is_secret(variable: dict[str, Any]) -> bool:
 
 
 @cache
-def crds() -> dict[tuple[str, str], Any]:
-    if not CRDS.exists():
-        return {}
-    spec = importlib.util.spec_from_file_location("crds", CRDS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.load_schemas()
+def crds() -> dict[tuple[str, str], Draft202012Validator]:
+    """Return each custom kind's validator, by apiVersion and kind; a field that its schema lacks is a fault."""
+    found = {}
+    for api_version, kind, schema in (*_definitions(), *_single()):
+        closed = _closed(schema)
+        closed["properties"]["metadata"] = {"type": "object"}
+        found[api_version, kind] = Draft202012Validator(closed)
+    return found
+
+
+def _definitions() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield apiVersion, kind and schema of CustomResourceDefinitions."""
+    for path in CRDS.glob("*.json.gz"):
+        spec = json.loads(gzip.decompress(path.read_bytes()))["spec"]
+        for version in spec["versions"]:
+            yield f"{spec['group']}/{version['name']}", spec["names"]["kind"], version["schema"]["openAPIV3Schema"]
+
+
+def _single() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield apiVersion, kind and schema of kinds that have a file of their own."""
+    for path in CRDS.glob("*.json"):
+        schema = json.loads(path.read_text())
+        (api_version,), (kind,) = (schema["properties"][name]["enum"] for name in ("apiVersion", "kind"))
+        yield api_version, kind, schema
+
+
+def _closed(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a structural schema of Kubernetes as a JSON Schema that takes no field beside those it declares."""
+    made = {key: value for key, value in node.items() if not key.startswith("x-kubernetes") and key not in _APART}
+    if node.get("x-kubernetes-int-or-string"):
+        made["type"] = ["integer", "string"]
+        made.pop("anyOf", None)
+    if "properties" in node:
+        made["properties"] = {name: _closed(child) for name, child in node["properties"].items()}
+        if not node.get("x-kubernetes-preserve-unknown-fields"):
+            made.setdefault("additionalProperties", False)
+    for key in ("items", "additionalProperties", "not"):
+        if isinstance(node.get(key), dict):
+            made[key] = _closed(node[key])
+    for key in ("allOf", "anyOf", "oneOf"):  # these only add to what is declared beside them, so they close nothing
+        if key in made:
+            made[key] = [{**_closed(child), "additionalProperties": True} for child in made[key]]
+    if node.get("nullable"):
+        made["type"] = [node["type"], "null"]
+    return made

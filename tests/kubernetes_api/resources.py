@@ -62,7 +62,7 @@ BY_KIND = {(one.api_version, one.kind): one for one in RESOURCES}
 
 
 def faults(one: dict[str, Any]) -> list[str]:
-    """Return what the kind's schema refuses; a custom kind whose CRD is not at hand (tests/schemas.py) has none."""
+    """Return what the kind's schema refuses; a custom kind that tests/crds has no schema of has none."""
     errors = _validator(one["apiVersion"], one["kind"])
     found = errors.iter_errors(json.loads(json.dumps(one))) if errors else ()
     return [f"{'.'.join(map(str, error.path)) or one['kind']}: {error.message[:200]}" for error in found]
