@@ -6,6 +6,7 @@ import helm_python
 import pytest
 
 from tests.charts.conftest import Render
+from tests.charts.test_objects import EVERYTHING
 from tests.schemas import faults
 
 DIGEST = "a" * 64
@@ -91,10 +92,16 @@ def test_the_chart_s_own_values_alone_serve_nothing() -> None:
         ("ServingRuntime", ("containers", 0, "env", 0), {"name": "AWS_SECRET_ACCESS_KEY", "value": "x"}, "plain text"),
         ("NetworkPolicy", ("egress", 0, "port"), 53, "port"),
         ("PodDisruptionBudget", ("maxUnavailable",), [], "maxUnavailable"),
+        ("PrometheusRule", ("groups", 0, "rules", 0, "expression"), "1", "expression"),
+        ("PrometheusRule", ("groups", 0, "rules", 0, "labels", "severity"), 1, "severity"),
+        ("ServiceMonitor", ("endpoints", 0, "scrapeInterval"), "15s", "scrapeInterval"),
+        ("ServiceMonitor", ("selector",), None, "selector"),
+        ("ScaledObject", ("triggers", 0, "metadata", "threshold"), 4, "threshold"),
+        ("ScaledObject", ("advanced", "behavior"), {}, "behavior"),
     ],
 )
 def test_the_checks_bite(render: Render, kind: str, path: tuple, value: Any, fault: str) -> None:
-    broken = render()[kind]
+    broken = render(EVERYTHING[0])[kind]
     place = broken["spec"]
     for key in path[:-1]:
         place = place[key]
