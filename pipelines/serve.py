@@ -34,7 +34,7 @@ def demand_free(port: int) -> None:
         try:
             listener.bind(("127.0.0.1", port))
         except OSError as error:
-            raise UserError(f"--port {port}: {error.strerror}; choose another") from error
+            raise UserError(f"port {port}: {error.strerror}; end what listens there, or choose another") from error
 
 
 def command(folder: Path, profile_name: str, port: int, draft: bool) -> tuple[list[str], dict[str, str]]:

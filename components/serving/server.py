@@ -1,7 +1,6 @@
 """One ``vllm serve`` process on a loopback port, for as long as a ``with`` block lasts."""
 
 import contextlib
-import ctypes
 import os
 import re
 import signal
@@ -9,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -17,12 +17,12 @@ import httpx
 from components.contract.errors import StageError, TransientError, is_shortage
 from components.serving.arguments import arguments, environment
 from components.serving.client import Client
+from components.serving.lifetime import end_with_parent
 from components.serving.profiles import CPU, Profile
 
 START_TIMEOUT_SECONDS = 900.0
 STOP_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.5
-_PR_SET_PDEATHSIG = 1
 _CAUSE = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
 _AFTERMATH = ("Engine core initialization failed", "died unexpectedly", "WorkerProc initialization failed")
 
@@ -66,7 +66,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._environment},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=partial(end_with_parent, signal.SIGTERM),
             )
         return self
 
@@ -134,7 +134,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -230,7 +230,7 @@ def test_a_busy_port_is_named_at_once():
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
-        with pytest.raises(UserError, match="already in use; choose another"):
+        with pytest.raises(UserError, match="already in use; end what listens there, or choose another"):
             demand_free(busy.getsockname()[1])
 
 

@@ -17,6 +17,7 @@ from components.bundle import stage
 from components.contract.context import Input, Inputs, Output
 from components.contract.log import Log
 from components.serving.client import Client
+from components.serving.lifetime import ENGINE_DIED
 from components.store.artifact import commit
 from components.store.backend import Store
 from components.store.work import Work
@@ -84,7 +85,7 @@ def test_the_card_s_command_serves_the_pair_with_its_window_and_ends_with_its_en
         assert len(answer.token_ids) == 40
         assert client.metrics().drafts > 0
         os.kill(engine(process.pid), signal.SIGKILL)
-        process.wait(20)  # the server ends by itself, so that whatever supervises it starts it again
+        assert process.wait(20) == ENGINE_DIED  # by itself, so that whatever restarts on failure starts it again
         assert not client.is_healthy()
 
 
