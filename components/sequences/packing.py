@@ -73,8 +73,8 @@ class Documents:
 
     def append(self, one: Document) -> None:
         """Take one more document."""
-        one.ids.tofile(self._ids)
-        one.mask.tofile(self._masks)
+        self._ids.write(one.ids.data)
+        self._masks.write(one.mask.data)
         self._lengths.append(len(one.ids))
         self._row_ids.append(one.row_id)
 
@@ -86,14 +86,15 @@ class Documents:
             self._ids.seek(int(starts[index]) * TOKEN.itemsize)
             self._masks.seek(int(starts[index]))
             length = self._lengths[index]
-            ids, mask = np.fromfile(self._ids, TOKEN, length), np.fromfile(self._masks, MASK, length)
-            yield Document(self._row_ids[index], ids, mask)
+            ids, mask = self._ids.read(length * TOKEN.itemsize), self._masks.read(length)
+            yield Document(self._row_ids[index], np.frombuffer(ids, TOKEN), np.frombuffer(mask, MASK))
 
 
 def pack(documents: Iterable[Document], folder: Path, split: str, length: int, padding: int) -> dict[str, int]:
     """Write ``<split>.bin``, ``.mask.bin`` and ``.starts.bin``, document after document; return the split's sizes.
 
-    A chunk's first token has no context in its chunk, so its mask is 0.
+    A chunk's first token has no context in its chunk, so its mask is 0. Nothing is written by numpy, which does not
+    say that a disk was full when it found out with the last bytes.
 
     Returns:
         ``chunks``, ``documents``, ``tokens`` (without padding) and ``counted`` (targets).
@@ -103,13 +104,13 @@ def pack(documents: Iterable[Document], folder: Path, split: str, length: int, p
         for one in documents:
             mask = one.mask.copy()
             mask[-tokens % length :: length] = 0
-            one.ids.tofile(ids)
-            mask.tofile(masks)
+            ids.write(one.ids.data)
+            masks.write(mask.data)
             starts.append(tokens)
             tokens += len(one.ids)
             counted += int(mask.sum())
         chunks = -(-tokens // length)
-        np.full(chunks * length - tokens, padding, TOKEN).tofile(ids)
-        np.zeros(chunks * length - tokens, MASK).tofile(masks)
-    np.array(starts, OFFSET).tofile(folder / f"{split}.starts.bin")
+        ids.write(np.full(chunks * length - tokens, padding, TOKEN).data)
+        masks.write(bytes(chunks * length - tokens))
+    (folder / f"{split}.starts.bin").write_bytes(np.array(starts, OFFSET).data)
     return {"chunks": chunks, "documents": len(starts), "tokens": tokens, "counted": counted}

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 
@@ -112,3 +113,22 @@ def test_a_short_file_is_refused(tmp_path):
     (tmp_path / "val.bin").write_bytes(b"123")
     with pytest.raises(UserError, match=r"val\.bin"):
         read_split(tmp_path, "val")
+
+
+@pytest.mark.parametrize("part", ["documents", "chunks"])
+def test_a_full_disk_is_an_error_also_where_the_last_bytes_find_it(small_disk, tmp_path, part):
+    documents = [document(row([1] * 50, [2] * 50, row_id=str(number)), EOS, 10, "all") for number in range(200)]
+    tokens = sum(len(one.ids) for one in documents)
+    (small_disk / "full").write_bytes(bytes((1 << 20) - tokens * 4 // 4096 * 4096))  # the ids, and not the masks
+
+    def write() -> int | None:
+        kept = Documents(small_disk if part == "documents" else tmp_path, "train", 0)
+        try:
+            for one in documents:
+                kept.append(one)
+            pack(kept.shuffled(), small_disk if part == "chunks" else tmp_path, "train", 64, EOS)
+        except OSError as error:
+            return error.errno
+        return None
+
+    assert write() == errno.ENOSPC
