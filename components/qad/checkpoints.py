@@ -17,13 +17,15 @@ def save_checkpoint(work: Work | None, output: Path, step: int, student: Student
         work.put_folder(name, output / name)
 
 
-def restore_checkpoints(work: Work, output: Path, step: int) -> None:
-    """Bring the checkpoints up to ``step`` back into the output; later ones will be made again.
+def restore_checkpoints(work: Work, output: Path, step: int, every: int) -> None:
+    """Bring the checkpoints up to ``step``, each ``every`` steps, back into the output; later ones will be made again.
 
     Raises:
-        UserError: one is damaged; the steps that made it are behind this run.
+        UserError: one is missing or damaged; the steps that made it are behind this run.
     """
-    for name in work.folders():
-        is_before = name.startswith(f"{_CHECKPOINTS}/") and int(name.rpartition("-")[2]) <= step
-        if is_before and not work.get_folder(name, output / name):
-            raise UserError(f"{work.prefix}: its {name} is damaged; remove {work.prefix} from the store to train anew")
+    for past in range(every, step + 1, every):
+        name = f"{_CHECKPOINTS}/step-{past}"
+        if not work.get_folder(name, output / name):
+            raise UserError(
+                f"{work.prefix}: its {name} is missing or damaged; remove {work.prefix} from the store to train anew"
+            )

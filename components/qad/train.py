@@ -82,7 +82,7 @@ def train(
         curve.append({"step": 0, "loss": None, "grad_norm": None, "lr": None, "tokens_per_second": None})
         curve[0].update(run.evaluate())
     if output:
-        restore_checkpoints(output.work, output.path, step)
+        restore_checkpoints(output.work, output.path, step, config.checkpoint_every)
         output.log.event("start", kl=curve[0]["kl"], top1_agreement=curve[0]["top1_agreement"])
         output.log.progress(step, config.steps)
     while step < config.steps:

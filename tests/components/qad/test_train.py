@@ -184,18 +184,23 @@ def test_nan_names_step_and_batch_and_keeps_what_was_good(folders, tmp_path, mon
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
 
 
-def test_a_damaged_checkpoint_of_an_earlier_run_is_not_published(folders, tmp_path):
+@pytest.mark.parametrize("damage", ["torn", "gone", "index"])
+def test_a_damaged_checkpoint_of_an_earlier_run_is_not_published(folders, tmp_path, damage):
     output, store = output_in(tmp_path), Store(str(tmp_path / "store"))
     student = Student.open(folders[1], torch.float32)
     for step in (2, 4):
         save_checkpoint(output.work, output.path, step, student)
     shutil.rmtree(output.path / "checkpoints")
-    restore_checkpoints(output.work, output.path, 3)
+    restore_checkpoints(output.work, output.path, 3, 2)
     assert [path.name for path in (output.path / "checkpoints").iterdir()] == ["step-2"]
-    (key,) = (key for key in store.keys("_work/qad/x/folders") if "step-2" in key)
-    store.write(key, (store.read(key) or b"")[:-1])
-    with pytest.raises(UserError, match="_work/qad/x: its checkpoints/step-2 is damaged"):
-        restore_checkpoints(output.work, output.path, 3)
+    kind = "index" if damage == "index" else "folders"
+    (key,) = (key for key in store.keys(f"_work/qad/x/{kind}") if "step-2" in key)
+    if damage == "torn":
+        store.write(key, (store.read(key) or b"")[:-1])
+    else:
+        store.delete(key)
+    with pytest.raises(UserError, match="_work/qad/x: its checkpoints/step-2 is missing or damaged"):
+        restore_checkpoints(output.work, output.path, 3, 2)
 
 
 def test_a_damaged_state_is_not_quietly_begun_anew(folders, tmp_path):
