@@ -46,6 +46,7 @@ def start(
         spec["parentRefs"] = [{"name": called, "namespace": where or namespace.name}]
     if host:
         spec["hostnames"] = [host]
+    _weigh(namespace, name, spec, [(serving, 100)], dry=True)
     rollout.deploy(namespace, _canary(name), evidence, changes, False, say)
     _weigh(namespace, name, spec, [(serving, 100 - weight), (_serving(namespace, _canary(name)), weight)])
     say(f"{_canary(name)}: takes {weight} % of the requests; qdflash promote decides")
@@ -117,12 +118,14 @@ def _route(namespace: Namespace, name: str) -> Object:
     return dict(found["spec"])
 
 
-def _weigh(namespace: Namespace, name: str, spec: Object, shares: list[tuple[Revision, int]]) -> None:
+def _weigh(
+    namespace: Namespace, name: str, spec: Object, shares: list[tuple[Revision, int]], dry: bool = False
+) -> None:
     """Apply the route with each revision's Service and its weight."""
     backends = [{**service_of(revision.objects), "weight": weight} for revision, weight in shares]
-    _apply(namespace, name, spec | {"rules": [{"backendRefs": backends}]})
+    _apply(namespace, name, spec | {"rules": [{"backendRefs": backends}]}, dry)
 
 
-def _apply(namespace: Namespace, name: str, spec: Object) -> None:
+def _apply(namespace: Namespace, name: str, spec: Object, dry: bool = False) -> None:
     api_version, kind, called = route_of(name)
-    namespace.apply({"apiVersion": api_version, "kind": kind, "metadata": {"name": called}, "spec": spec})
+    namespace.apply({"apiVersion": api_version, "kind": kind, "metadata": {"name": called}, "spec": spec}, dry)

@@ -4,6 +4,7 @@ import contextlib
 import getpass
 import os
 import socket
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
@@ -22,22 +23,30 @@ def held(namespace: Namespace, name: str) -> Iterator[Callable[[], None]]:
     Raises :class:`TransientError` when another one holds it, or has taken it since. A lease that was not renewed for
     two minutes is of a deploy that died, and is taken over.
     """
-    me = f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+    me = f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
     lease = _taken(namespace, f"{name}-deploy", me)
 
     def renew() -> None:
         nonlocal lease
         lease["spec"]["renewTime"] = _now()
-        put = namespace.replace(lease)
+        try:
+            put = namespace.replace(lease) or mine()
+        except TransientError:  # no answer: who takes it over meanwhile is found at the next time
+            return
         if put is None:
             raise TransientError(f"{name}: another deploy took the lease over; look at qdflash deployed")
         lease = put
 
+    def mine() -> Object | None:
+        there = namespace.get(LEASE, "Lease", f"{name}-deploy")
+        return there if there and there["spec"]["holderIdentity"] == me else None
+
     try:
         yield renew
     finally:
-        if namespace.get(LEASE, "Lease", f"{name}-deploy") == lease:
-            namespace.delete(LEASE, "Lease", f"{name}-deploy")
+        with contextlib.suppress(TransientError):  # it runs out
+            if mine():
+                namespace.delete(LEASE, "Lease", f"{name}-deploy")
 
 
 def _taken(namespace: Namespace, name: str, me: str) -> Object:

@@ -119,12 +119,15 @@ def _restored(
     """Put back what served before a revision that failed, and say how that went."""
     target = record.deployed
     say(f"failed: {one_line(error)}; {f'back to revision {target.number}' if target else 'taking it away'}")
-    if target is None:
-        _delete(namespace, record.standing, say)
+    try:
+        if target is None:
+            _delete(namespace, record.standing, say)
+            record.end(failed, FAILED, one_line(error))
+            return "taken away, nothing was deployed before"
+        _apply(namespace, target.objects, record.standing)
         record.end(failed, FAILED, one_line(error))
-        return "taken away, nothing was deployed before"
-    _apply(namespace, target.objects, record.standing)
-    record.end(failed, FAILED, one_line(error))
+    except StageError as again:
+        return f"not undone: {again}; qdflash deploy what served before, or undeploy"
     try:
         wait(namespace, target.objects, STARTUP_SECONDS, say, renew)
     except StageError as again:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from components.contract.errors import TransientError, UserError, is_shortage
+from components.contract.errors import TransientError, UserError, is_shortage, one_line
 from pipelines.deployment.api import Namespace, Object
 from pipelines.deployment.chart import LABEL, pod_labels
 
@@ -34,29 +34,38 @@ def wait(
     ``say`` gets each new reason, ``tick`` is called at every look. Raises :class:`UserError` for what waiting cannot
     mend, :class:`TransientError` when the time is over; both end with the last reason.
     """
-    server, labels = objects[-1], pod_labels(objects)
-    mine = labels.pop(LABEL)
-    selector = ",".join(f"{key}={value}" for key, value in labels.items())
-    wanted = server["spec"].get("replicas") or server["spec"].get("predictor", {}).get("minReplicas") or 1
+    wanted = objects[-1]["spec"].get("replicas") or objects[-1]["spec"].get("predictor", {}).get("minReplicas") or 1
     deadline, told = time.monotonic() + seconds, ""
     while True:
         tick()
-        pods = namespace.pods(selector)
-        own = [one for one in pods if one["metadata"]["labels"].get(LABEL) == mine]
-        others = sum(one not in own and one.get("status", {}).get("phase") not in _OVER for one in pods)
-        ready = [one for one in own if _is_ready(one)]
-        if len(ready) >= wanted and not others and _is_ready(_live(namespace, server)):
-            return ready[0]
-        reasons = [reason for pod in own for reason in reasons_of(namespace, pod)]
-        text = reasons[0].text if reasons else _of_server(namespace, server, others)
-        if text != told:
-            say(text)
-            told = text
-        if reasons and reasons[0].final:
-            raise UserError(text)
+        try:
+            ready, reason = _look(namespace, objects, wanted)
+        except TransientError as error:  # the API server was restarted, say
+            ready, reason = None, Reason(one_line(error))
+        if ready:
+            return ready
+        if reason.text != told:
+            say(reason.text)
+            told = reason.text
+        if reason.final:
+            raise UserError(reason.text)
         if time.monotonic() > deadline:
-            raise TransientError(f"not ready after {seconds / 60:.0f} minutes: {text}")
+            raise TransientError(f"not ready after {seconds / 60:.0f} minutes: {reason.text}")
         time.sleep(POLL_SECONDS)
+
+
+def _look(namespace: Namespace, objects: list[Object], wanted: int) -> tuple[Object | None, Reason]:
+    """Return a ready pod once all ``wanted`` are ready and no other is left; until then why they are not."""
+    server, labels = objects[-1], pod_labels(objects)
+    mine = labels.pop(LABEL)
+    pods = namespace.pods(",".join(f"{key}={value}" for key, value in labels.items()))
+    own = [one for one in pods if one["metadata"]["labels"].get(LABEL) == mine]
+    others = sum(one not in own and one.get("status", {}).get("phase") not in _OVER for one in pods)
+    ready = [one for one in own if _is_ready(one)]
+    if len(ready) >= wanted and not others and _is_ready(_live(namespace, server)):
+        return ready[0], Reason("ready")
+    reasons = [reason for pod in own for reason in reasons_of(namespace, pod)]
+    return None, reasons[0] if reasons else Reason(_of_server(namespace, server, others))
 
 
 def standing(namespace: Namespace, objects: list[Object]) -> dict[str, str]:

@@ -127,6 +127,9 @@ def test_a_canary_that_holds_takes_the_other_s_place(
     rollout.deploy(deployer, "pair", first, [], False, said.append)
     with pytest.raises(UserError, match="name the gateway"):
         beside(deployer, second, said, gateway=None)
+    with pytest.raises(UserError, match=r"422 .*hostnames"):
+        beside(deployer, second, said, host="Not a host")
+    assert storage(deployer, "pair-canary") is None
     beside(deployer, second, said)
     assert weights(deployer) == {"pair-predictor": 90, "pair-canary-predictor": 10}
     beside(deployer, second, said, weight=50, gateway=None, host=None)

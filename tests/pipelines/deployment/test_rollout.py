@@ -350,6 +350,65 @@ def test_what_the_cluster_shows_is_looked_at(api: Api, namespace: Namespace, fir
     assert [line for line in said if line.startswith("nodes: 1 with")]
 
 
+def test_what_cannot_be_gone_back_to_is_said(
+    api: Api, namespace: Namespace, first: Evidence, vllm: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for nothing in ("rollback", "undeploy"):
+        with pytest.raises(UserError, match=r"no revision to go back to|not deployed in namespace"):
+            getattr(rollout, nothing)(namespace, "pair", print)
+    with playing(api, {"InferenceService": serves(vllm.address)}):
+        deploy(namespace, first)
+        with pytest.raises(UserError, match="no revision to go back to; see qdflash deployed"):
+            rollout.rollback(namespace, "pair", print)
+        vllm.text = ""
+
+        def away_once_it_failed(line: str) -> None:
+            if line.startswith("failed: "):
+                api.state.unavailable = 3
+
+        with pytest.raises(GateError, match=r"answer to a chat is empty; not undone: Kubernetes: 503 .*; qdflash"):
+            rollout.deploy(namespace, "pair", first, [{"drainSeconds": 30}], False, away_once_it_failed)
+        api.state.unavailable = 0
+        assert states(namespace) == [(1, "deployed"), (2, "started")]
+        vllm.text = "Paris is the capital."
+        monkeypatch.setattr(lock, "SECONDS", 0)  # the lease that could not be given back has run out
+        deploy(namespace, first)
+        assert states(namespace) == [(1, "replaced"), (2, "failed"), (3, "deployed")]
+
+
+def test_an_api_server_that_is_away_for_a_moment_undoes_nothing(
+    api: Api, namespace: Namespace, first: Evidence, vllm: Server
+) -> None:
+    def away(world: World, one: Object) -> Iterator[float]:
+        for _ in range(3):
+            api.state.unavailable = 3
+            yield 0.2
+        yield from serves(vllm.address)(world, one)
+
+    with playing(api, {"InferenceService": away}):
+        said = deploy(namespace, first)
+    assert [line for line in said if line.startswith("Kubernetes: 503")]
+    assert said[-1] == "pair: revision 1 serves"
+    assert ("Lease", "pair-deploy") not in objects(api)
+
+
+def test_a_renewal_whose_answer_was_lost_is_not_taken_for_another_s(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(one: Object) -> None:
+        put(one)
+        raise TransientError("Kubernetes: no answer")
+
+    put = namespace.replace
+    with lock.held(namespace, "pair") as renew:
+        with monkeypatch.context() as patch:
+            patch.setattr(namespace, "replace", lost)
+            renew()
+        renew()
+        with pytest.raises(TransientError, match=r"deploys since .*; wait for it"), lock.held(namespace, "pair"):
+            pass
+
+
 def test_a_slow_answer_of_the_api_is_tried_again_by_people(api: Api, namespace: Namespace, first: Evidence) -> None:
     api.state.unavailable = 1
     with pytest.raises(TransientError, match=r"503 .*try again"):
