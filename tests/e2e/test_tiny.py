@@ -3,10 +3,12 @@
 The tests of this module run in order on one state folder, as a user's days would.
 """
 
+import itertools
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ import pytest
 from tests.e2e.command import QDFLASH, qdflash
 
 KILLED = ("regen_a", "qad", "drafter_2")
+ON_CPU = ("--set", "deploy.profile=cpu")
 PROGRESS = re.compile(r"^\S+ \S+ progress done=(\d+) total=(\d+)", re.MULTILINE)
 STARTED = re.compile(r"^\S+ \S+ started .*pid=(\d+)", re.MULTILINE)
 
@@ -127,6 +130,45 @@ def test_an_early_knob_reruns_everything_below(own_home):
         )
     )
     assert changed["teacher"]["state"] == "cached"
+
+
+def test_the_confirmation_measures_again_judges_serves_and_times(own_home, tmp_path):
+    """What is done on an A10G, here by the cpu profile and with few requests; killed while it serves."""
+    words = [sys.executable, "-m", "pipelines.confirm", "tiny", str(tmp_path), "--again", *ON_CPU]
+    words += ["--latency", "--regime short=32/16 --warmups 1 --samples 3", "--acceptance", "--count 4 --max-tokens 24"]
+    before = plan(own_home, *ON_CPU)
+    with subprocess.Popen(words, env=own_home, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as first:
+        said = list(itertools.takewhile(lambda line: not line.startswith("$ qdflash bench"), first.stderr))
+        first.kill()
+    assert said[0].count("--force") == 3, "".join(said)
+    after = plan(own_home, *ON_CPU)
+    changed = {name for name, task in before.items() if task["digest"] != after[name]["digest"]}
+    assert {"measure_baseline", "measure_target", "measure_pair"} <= changed
+    assert changed <= {"measure_baseline", "measure_target", "measure_pair", "gate", "report", "deploy"}
+    until_free(8080)  # the server ends with it
+
+    done = subprocess.run(words, env=own_home, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "--force" not in done.stderr
+    found = json.loads((tmp_path / "confirmed.json").read_text())
+    assert found["gate"]["passed"]
+    assert (found["latency"]["short"]["n"], found["latency"]["short"]["failed"]) == (3, 0)
+    assert found["acceptance"]["high"] >= found["floor"] > 1
+    here = found["machine"]["name"]
+    assert here in (tmp_path / "report.html").read_text()
+    columns = [f"{run}/{kind}" for run in (f"{here}, before", here) for kind in ("BF16 baseline", "target + drafter")]
+    page = (tmp_path / "compare.html").read_text()
+    assert [column for column in columns if column not in page] == []
+
+
+def until_free(port):
+    deadline = time.monotonic() + 60
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return
+        assert time.monotonic() < deadline, f"something still listens on port {port}"
+        time.sleep(0.2)
 
 
 def test_a_corrupted_artifact_is_named(own_home):
