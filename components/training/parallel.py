@@ -15,18 +15,32 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import connection, get_context
+from datetime import timedelta
+from multiprocessing import connection, get_context, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
-from components.contract.errors import USER, StageError, TransientError, UserError, one_line
+from components.contract.errors import (
+    BUG,
+    TRANSIENT,
+    USER,
+    StageError,
+    TransientError,
+    UserError,
+    of_machine,
+    one_line,
+)
+from components.store import cache
 
 _ENDED = "a process of the training ended early; run again to continue"
 _PATIENCE = 5.0
+_LONGEST = timedelta(hours=1)
+"""How long a rank may wait for another, which may be storing a state. NCCL's own is 10 minutes."""
 _BEGUN, _POLL = "begun", 0.2
 
 
@@ -153,8 +167,8 @@ def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Itera
         work: what the others do; it is pickled.
 
     Raises:
-        TransientError: another rank ended early (UserError: it named what must be changed). Where this one cannot
-            notice, the process ends with that exit code.
+        TransientError: another rank ended early (UserError: it named what must be changed; StageError: by a bug).
+            Where this one cannot notice, the process ends with that exit code.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         with _joined_by_torchrun() as ranks:
@@ -166,16 +180,21 @@ def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Itera
     meeting = f"file://{scratch.resolve()}/meeting"
     spawn = get_context("spawn")
     mine, *theirs = (Ranks(rank, count) for rank in range(count))
-    others = [spawn.Process(target=_other, args=(one, meeting, work), daemon=True) for one in theirs]
+    others: list[BaseProcess] = []
     over = threading.Event()
     try:
-        for other in others:
+        for one in theirs:
+            other = spawn.Process(target=_other, args=(one, meeting, work), daemon=True)
             other.start()
+            others.append(other)
         threading.Thread(target=_watch, args=(others, over), daemon=True).start()
-        _join(mine, meeting)
+        _join(mine, init_method=meeting)
         yield mine
         mine.meet()
     except RuntimeError as error:  # perhaps of a collective call that lost its other end
+        if of_machine(error):
+            raise
+        over.set()  # one thread reads exit codes: the kernel tells each only once
         gone = connection.wait([other.sentinel for other in others], _PATIENCE)
         for other in others:
             if other.sentinel in gone:
@@ -191,41 +210,56 @@ def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Itera
             distributed.destroy_process_group()
 
 
-def _join(ranks: Ranks, meeting: str) -> None:
-    distributed.init_process_group(ranks.backend(), init_method=meeting, rank=ranks.rank, world_size=ranks.world)
+def _join(ranks: Ranks, **meeting: Any) -> None:
+    place = {"rank": ranks.rank, "world_size": ranks.world}
+    distributed.init_process_group(ranks.backend(), timeout=_LONGEST, **place, **meeting)
 
 
 @contextmanager
 def _joined_by_torchrun() -> Iterator[Ranks]:
     """Yield this process's rank once rank 0 is here, which may wait long for another process's lease."""
     ranks = Ranks(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE")))
-    store, _, _ = next(distributed.rendezvous("env://"))
-    if ranks.rank == 0:
-        store.set(_BEGUN, "")
-    while not store.check([_BEGUN]):
-        time.sleep(_POLL)
-    distributed.init_process_group(ranks.backend(), store=store, rank=ranks.rank, world_size=ranks.world)
     try:
+        store, _, _ = next(distributed.rendezvous("env://"))
+        if ranks.rank == 0:
+            store.set(_BEGUN, "")
+        while not store.check([_BEGUN]):
+            time.sleep(_POLL)
+        _join(ranks, store=store)
         yield ranks
         ranks.meet()
     except RuntimeError as error:
-        if isinstance(error, distributed.DistError) or "gloo" in str(error):  # a collective call lost its other end
+        if _lost(error):
             raise TransientError(_ENDED) from error
         raise
     finally:
-        distributed.destroy_process_group()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 def _other(ranks: Ranks, meeting: str, work: Callable[[Ranks], object]) -> None:
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    _join(ranks, meeting)
+    if (parent := parent_process()) is None or os.getppid() != parent.pid:
+        return  # rank 0 was gone before that was set
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts all: rank 0 ends the others
     try:
+        _join(ranks, init_method=meeting)
         work(ranks)
-    except StageError as error:
-        _say(f"process {ranks.rank}: {one_line(error)}")
-        sys.exit(error.exit_code)
-    ranks.meet()
+        ranks.meet()
+    except Exception as error:
+        if _lost(error):
+            sys.exit(TRANSIENT)
+        fault = error if isinstance(error, StageError) else of_machine(error, cache.home())
+        if fault is None:
+            raise
+        _say(f"process {ranks.rank}: {one_line(fault)}")
+        sys.exit(fault.exit_code)
     distributed.destroy_process_group()
+
+
+def _lost(error: Exception) -> bool:
+    """Say whether a collective call, or the store where the ranks meet, has lost its other end."""
+    return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def _watch(others: list[BaseProcess], over: threading.Event) -> None:
@@ -236,9 +270,12 @@ def _watch(others: list[BaseProcess], over: threading.Event) -> None:
 
 
 def _fault(others: Sequence[BaseProcess]) -> StageError:
-    """Say why the others ended: by what the user must change, which one of them has said, or else by chance."""
-    if any(other.exitcode == USER for other in others):
+    """Say why the others ended: by what must be changed or a bug, which one of them has said, or else by chance."""
+    codes = {other.exitcode for other in others if other.exitcode}
+    if USER in codes:
         return UserError("a process of the training named what must be changed; then run again to continue")
+    if codes == {BUG}:
+        return StageError("a process of the training failed; its error is above")
     return TransientError(_ENDED)
 
 
