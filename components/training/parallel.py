@@ -184,9 +184,9 @@ def started(count: int, scratch: Path, work: Callable[[Ranks], object]) -> Itera
     over = threading.Event()
     try:
         for one in theirs:
-            other = spawn.Process(target=_other, args=(one, meeting, work), daemon=True)
-            other.start()
-            others.append(other)
+            process = spawn.Process(target=_other, args=(one, meeting, work), daemon=True)
+            process.start()
+            others.append(process)
         threading.Thread(target=_watch, args=(others, over), daemon=True).start()
         _join(mine, init_method=meeting)
         yield mine
