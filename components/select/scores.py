@@ -46,7 +46,7 @@ def score_all(
     steps = [0, *checkpoints]
     for step in steps:
         part = f"scores/step-{step:08d}.json"
-        if (stored := output.work.get(part)) is None:
+        if (score := _kept(output.work.get(part))) is None:
             if step:
                 ours.load(checkpoints[step])
             found = distance(ours, theirs, their_head, split, range(len(split)))
@@ -55,8 +55,16 @@ def score_all(
                 with ours.frozen():
                     score["accuracy"] = quality.accuracy(ours.model, tokenizer)
                 score["mean_accuracy"] = statistics.fmean(score["accuracy"].values())
-            stored = json.dumps(score).encode()
-            output.work.put(part, stored)
-        scores.append(json.loads(stored))
+            output.work.put(part, json.dumps(score).encode())
+        scores.append(score)
         output.log.progress(len(scores), len(steps), **scores[-1])
     return scores
+
+
+def _kept(stored: bytes | None) -> Score | None:
+    """Read a score; None when there is none, or what is there is damaged: it is taken again."""
+    try:
+        score: Score = json.loads(stored or b"")
+    except ValueError:
+        return None
+    return score

@@ -70,7 +70,11 @@ def test_kept_scores_are_not_computed_again(inputs, tmp_path):
     output = output_in(tmp_path, "select")
     kept = {"step": 2, "kl": -1.0, "top1_agreement": 1.0, "tokens": 1, "codes_changed": 0.5}
     output.work.put("scores/step-00000002.json", json.dumps(kept).encode())
+    output.work.put("scores/step-00000004.json", json.dumps(kept).encode()[:20])  # a damaged one is
     assert stage.run(stage.Config(dtype="float32"), inputs, output)["kl"] == -1.0
+    found = json.loads((output.path / "scores.json").read_text())["scores"]
+    assert [one["step"] for one in found] == [0, 2, 4]
+    assert found[2]["kl"] > 0
 
 
 def test_accuracy_decides_where_there_are_tasks_and_kl_among_equals(inputs, tmp_path):
