@@ -1,10 +1,11 @@
 """Serving profiles: the vLLM arguments of one accelerator, and the ``serving.yaml`` that keeps them in a bundle."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from components.contract.digest import StageConfig
 from components.contract.errors import UserError
@@ -14,8 +15,19 @@ SERVING_FILE = "serving.yaml"
 DRAFT_FOLDER = "draft"
 SUMS_FILE = "SHA256SUMS"
 
-VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
-VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+# A bundle may be a stranger's. Its variables tune what computes; none loads a file, carries a key or opens a route.
+_TUNES = re.compile(r"(VLLM|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|FLASHINFER|CUDA|NCCL|OMP|MKL)_[A-Z0-9_]+")
+_OPENS = re.compile(r"VLLM_(API_KEY|PLUGINS|SERVER_DEV_MODE|ALLOW_INSECURE\w*|ALLOW_RUNTIME\w*)")
+
+
+def _tunes(name: str) -> str:
+    if not _TUNES.fullmatch(name) or _OPENS.fullmatch(name):
+        raise ValueError("only variables that tune vLLM, torch, Triton, CUDA, NCCL or OpenMP may be set")
+    return name
+
+
+VariableName = Annotated[str, AfterValidator(_tunes)]
+VariableValue = Annotated[str, Field(pattern=r"^[^/\x00]*$")]
 
 
 class Profile(StageConfig):
@@ -30,7 +42,9 @@ class Profile(StageConfig):
         False, description="Reuse the KV cache of common prefixes; must stay off for hybrid targets"
     )
     gpu_memory_utilization: float | None = Field(None, description="Share of the GPU's memory to take", gt=0, le=1)
-    attention_backend: str | None = Field(None, description="Attention backend of target and drafter, e.g. FLASH_ATTN")
+    attention_backend: str | None = Field(
+        None, description="Attention backend of target and drafter, e.g. FLASH_ATTN", pattern=r"^[A-Z0-9_]+$"
+    )
     language_model_only: bool = Field(False, description="Leave out a multimodal model's vision encoder")
     num_speculative_tokens: int | None = Field(
         None, description="Tokens drafted a step; none means the drafter's block size - 1", ge=1
@@ -38,7 +52,7 @@ class Profile(StageConfig):
     cudagraph_capture_sizes: tuple[int, ...] | None = Field(
         None, description="Batch sizes (in tokens) captured as CUDA graphs; a bundle sets 1 and 1 + drafted tokens"
     )
-    env: dict[VariableName, VariableValue] = Field({}, description="Environment variables of the server process")
+    env: dict[VariableName, VariableValue] = Field({}, description="Variables that tune the server process; no paths")
 
 
 # Two of these save most of a CPU start: eager execution together with an explicit KV cache size needs no warm-up pass.
@@ -87,7 +101,9 @@ PROFILES = {
 class Serving(StageConfig):
     """What ``serving.yaml`` holds: the served name and one profile per accelerator."""
 
-    served_model_name: str = Field("qdflash", description="Model name that clients ask for", min_length=1)
+    served_model_name: str = Field(
+        "qdflash", description="Model name that clients ask for", pattern=r"^[A-Za-z0-9][\w./:-]*$"
+    )
     profiles: dict[str, Profile] = Field(PROFILES, description="vLLM arguments by accelerator", min_length=1)
 
     def profile(self, name: str) -> Profile:

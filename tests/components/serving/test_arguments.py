@@ -80,10 +80,35 @@ def test_wrong_serving_files_name_the_fault(tmp_path: Path) -> None:
         Serving().profile("tpu")
 
 
-@pytest.mark.parametrize("env", [{"A=B": "1"}, {"": "1"}, {"A": "\0"}])
-def test_an_environment_that_no_process_can_have_is_refused(env: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"VLLM_A=B": "1"},
+        {"": "1"},
+        {"OMP_A": "\0"},
+        {"LD_PRELOAD": "evil.so"},
+        {"PYTHONPATH": "."},
+        {"TRITON_CACHE_DIR": "/mnt/models/cache"},
+        {"VLLM_API_KEY": "open-sesame"},
+        {"VLLM_SERVER_DEV_MODE": "1"},
+        {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
+        {"HF_TOKEN": "x"},
+        {"QDFLASH_SUMS": "x"},
+    ],
+    ids=str,
+)
+def test_variables_that_load_open_or_carry_something_are_refused(env: dict[str, str]) -> None:
     with pytest.raises(ValidationError):
         Profile(env=env)
+
+
+def test_a_name_is_no_argument() -> None:
+    for name in ("--trust-remote-code", "-O3", "", "a b", "a\n--trust-remote-code"):
+        with pytest.raises(ValidationError, match="served_model_name"):
+            Serving(served_model_name=name)
+    with pytest.raises(ValidationError, match="attention_backend"):
+        Profile(attention_backend="--trust-remote-code")
+    assert Serving(served_model_name="Qwen/Qwen3.5-4B:qad_1").served_model_name
 
 
 def test_unknown_arguments_are_refused() -> None:
