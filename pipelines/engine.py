@@ -99,7 +99,7 @@ class Engine:
     def _start_ready(self) -> None:
         for task in self.plan.tasks:
             state = self.progress[task.name]
-            if state.state != "waiting" or time.monotonic() < self._retry_at.get(task.name, 0.0):
+            if self._stopping or state.state != "waiting" or time.monotonic() < self._retry_at.get(task.name, 0.0):
                 continue
             needed = [self.progress[name].state for name in task.needs]
             if any(one in ("failed", "not run") for one in needed):
@@ -136,7 +136,10 @@ class Engine:
         state.start()
         attempt = Attempt(self.log_path(task.name))
         attempt.header(state.attempts, self._runner.command(task))
-        self._running[task.name] = self._runner.start(task, attempt.path), attempt
+        job = self._runner.start(task, attempt.path)
+        self._running[task.name] = job, attempt
+        if self._stopping:  # by a signal that came while it was started
+            job.terminate()
         self._display.line(state)
 
     def _collect(self) -> None:

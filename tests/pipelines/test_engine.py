@@ -191,6 +191,27 @@ def test_ending_the_engine_ends_everything_and_the_next_run_continues(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("early", [True, False])
+def test_a_signal_while_a_task_is_started_ends_it_and_starts_no_other(early: bool, builder: Builder):
+    class Interrupted(Processes):
+        def start(self, task, log):
+            if early:
+                signal.raise_signal(signal.SIGINT)
+            job = super().start(task, log)
+            if not early:
+                signal.raise_signal(signal.SIGINT)
+            return job
+
+    builder.runner = lambda _: Interrupted()
+    builder.add("a", steps=600, seconds=0.1)
+    builder.add("b", steps=600, seconds=0.1)
+    began = time.monotonic()
+    code, states, _ = builder.run()
+    assert (code, states) == (75, {"a": "failed", "b": "not run"})
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
 def test_killing_the_task_or_its_guard_fails_the_run_and_the_next_one_continues(
     builder: Builder, home: Path, tmp_path: Path
 ):
