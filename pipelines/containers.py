@@ -46,10 +46,13 @@ _PASSED_ONLINE = ("HF_TOKEN", "HTTPS_PROXY", "NO_PROXY")
 
 
 class Container:
-    """One attempt of a task. Once :meth:`poll` returns a code, the container is gone and its log is whole."""
+    """One attempt of a task. Once :meth:`poll` returns a code, the container is gone and its log is whole.
 
-    def __init__(self, store: Store, log: Path, options: dict[str, Any]) -> None:
-        self._store, self._log, self._options = store, log, options
+    ``memory_field`` names the recipe's field that its memory comes from.
+    """
+
+    def __init__(self, store: Store, log: Path, options: dict[str, Any], memory_field: str) -> None:
+        self._store, self._log, self._options, self._memory_field = store, log, options, memory_field
         self._code: int | None = None
         self._ending = False
         self._container: DockerContainer | None = None
@@ -95,8 +98,8 @@ class Container:
             code = int(container.wait(timeout=None)["StatusCode"])
             container.reload()
             if code and container.attrs["State"]["OOMKilled"]:
-                limit = f"{self._options['mem_limit'] / 1e9:.1f} GB"
-                return self._failed(f"needs more than its {limit} of memory; raise resources.<task>.memory_gb", USER)
+                limit = f"{self._options['mem_limit'] / 1e9:.3g} GB"
+                return self._failed(f"needs more than its {limit} of memory; raise {self._memory_field}", USER)
             return code
         finally:
             with suppress(DockerException, RequestException, StageError):
@@ -150,7 +153,9 @@ class Containers:
 
     def start(self, task: PlannedTask, log: Path) -> Container:
         """Start an attempt that appends its output to ``log``."""
-        return Container(Store(self._plan.store), log, self._options(task))
+        placed = self._plan.cluster.placement(task.name, task.role).memory
+        field = f"cluster.tasks.{task.name}.memory" if placed else f"resources.{task.name}.memory_gb"
+        return Container(Store(self._plan.store), log, self._options(task), field)
 
     def _options(self, task: PlannedTask) -> dict[str, Any]:
         """Return what the container is made with, under docker-py's names."""

@@ -268,7 +268,9 @@ def test_limits_bite_or_are_refused(builder: Builder, docker_engine: docker.Dock
     builder.add("large", steps=0, size=400_000_000, memory_gb=0.2)
     code, states, text = builder.run()
     assert (code, states) == (2, {"large": "failed"})
-    assert "needs more than its 0.2 GB of memory; raise resources.<task>.memory_gb" in text
+    assert "needs more than its 0.2 GB of memory; raise resources.large.memory_gb" in text
+    builder.cluster = Cluster(images=builder.cluster.images, tasks={"large": Placement(memory="50M")})
+    assert "needs more than its 0.05 GB of memory; raise cluster.tasks.large.memory" in builder.run()[2]
     for placement, fault in (
         ({"cpu": "999"}, "asks for 999 CPUs"),
         ({"memory": "999Gi"}, "asks for .* 1073 GB"),
