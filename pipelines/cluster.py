@@ -21,6 +21,14 @@ def _by_digest(image: str) -> str:
 
 Image = Annotated[str, AfterValidator(_by_digest)]
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[KMGT]i?)?$")]
+Cpu = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?m?$", coerce_numbers_to_str=True)]
+_DOMAIN = r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?"
+_LABEL = r"[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?"
+Name = Annotated[str, Field(pattern=f"^{_DOMAIN}$", max_length=253)]
+Qualified = Annotated[str, Field(pattern=f"^({_DOMAIN}/)?{_LABEL}$")]
+LabelValue = Annotated[str, Field(pattern=f"^({_LABEL})?$", coerce_numbers_to_str=True)]
+DataKey = Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class _Strict(BaseModel):
@@ -38,36 +46,36 @@ class Images(_Strict):
 class Toleration(_Strict):
     """A taint that pods of these tasks tolerate (Kubernetes Toleration)."""
 
-    key: str | None = Field(None, description="Taint key; none tolerates every taint")
+    key: Qualified | None = Field(None, description="Taint key; none tolerates every taint")
     operator: Literal["Equal", "Exists"] = Field("Equal", description="How value is compared")
-    value: str | None = Field(None, description="Taint value")
+    value: LabelValue | None = Field(None, description="Taint value")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="Taint effect")
 
 
 class Placement(_Strict):
     """What a pod asks for and where it may run. Fields left out are inherited: task from role."""
 
-    cpu: str | None = Field(None, description="CPU request and limit, e.g. 8", pattern=r"^[0-9]+(\.[0-9]+)?m?$")
+    cpu: Cpu | None = Field(None, description="CPU request and limit, e.g. 8")
     memory: Quantity | None = Field(None, description="Memory request and limit, e.g. 64Gi")
     gpus: int | None = Field(None, description="GPUs", ge=0)
-    gpu_resource: str | None = Field(None, description="Resource name of a GPU; nvidia.com/gpu when not set")
+    gpu_resource: Qualified | None = Field(None, description="Resource name of a GPU; nvidia.com/gpu when not set")
     shm: Quantity | None = Field(None, description="Size of a memory-backed /dev/shm, e.g. 16Gi")
     scratch: Quantity | None = Field(
         None, description="Size of a volume for fetched inputs and scratch that lives as long as the pod, e.g. 500Gi"
     )
-    storage_class: str | None = Field(
+    storage_class: Name | None = Field(
         None, description="StorageClass of that volume; the cluster's default when not set"
     )
-    priority: str | None = Field(None, description="PriorityClass of the pod; Argo only, KFP cannot set it")
+    priority: Name | None = Field(None, description="PriorityClass of the pod; Argo only, KFP cannot set it")
     nodes: int | None = Field(
         None, description="qad and drafter: machines that train together, as a Kubeflow TrainJob; 1 when not set", ge=1
     )
-    node_selector: dict[str, str] | None = Field(None, description="Node labels that must match")
+    node_selector: dict[Qualified, LabelValue] | None = Field(None, description="Node labels that must match")
     tolerations: list[Toleration] | None = Field(None, description="Taints to tolerate")
-    secrets: dict[str, dict[str, str]] | None = Field(
+    secrets: dict[Name, dict[DataKey, Variable]] | None = Field(
         None, description="Secret name to {its key: environment variable}"
     )
-    config_maps: dict[str, dict[str, str]] | None = Field(
+    config_maps: dict[Name, dict[DataKey, Variable]] | None = Field(
         None, description="ConfigMap name to {its key: environment variable}, e.g. the store's endpoint"
     )
 

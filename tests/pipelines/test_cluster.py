@@ -38,6 +38,32 @@ def test_a_lock_that_pins_nothing_is_refused(text: str, tmp_path: Path, monkeypa
         load_recipe(TINY)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "memory: 64",
+        "secrets: {a b: {token: HF_TOKEN}}",
+        "secrets: {hub: {to ken: HF_TOKEN}}",
+        "secrets: {hub: {token: HF-TOKEN}}",
+        "config_maps: {Store: {url: STORE}}",
+        "node_selector: {no such key: x}",
+        "node_selector: {pool: -}",
+        "tolerations: [{key: nvidia.com/}]",
+        "gpu_resource: my gpu",
+        "priority: High",
+        "storage_class: gp_3",
+    ],
+)
+def test_what_kubernetes_would_refuse_is_refused_before(given: str) -> None:
+    with pytest.raises(UserError, match=r"cluster\.tasks\.qad\." + given.partition(":")[0]):
+        load_recipe(TINY, [f"cluster.tasks.qad={{{given}}}"])
+
+
+def test_numbers_need_no_quotes() -> None:
+    placed = load_recipe(TINY, ["cluster.tasks.qad={cpu: 0.5, node_selector: {gpus: 8}}"]).cluster.tasks["qad"]
+    assert (placed.cpu, placed.node_selector) == ("0.5", {"gpus": "8"})
+
+
 PLACED = "cluster.tasks.gptq={scratch: 500Gi, storage_class: gp3}"
 
 
