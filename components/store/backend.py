@@ -262,7 +262,7 @@ class Store:
             )
         if not self.is_local and _codes(error) & _BUSY:
             return TransientError(f"{where}: the server failed on {key} ({_first_line(error)}); try again")
-        if "NoSuchBucket" in _codes(error):
+        if _codes(error) & {"NoSuchBucket", "InvalidBucketName"}:
             return UserError(
                 f"{where}: there is no bucket {self.root.partition('/')[0]}; create it or correct the store's address"
             )

@@ -157,6 +157,8 @@ def test_missing_bucket(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch):
         store.write("a", b"1")
     with pytest.raises(UserError, match="no bucket no-such-bucket"):
         store.create("a", b"1")
+    with pytest.raises(UserError, match="no bucket NOT_A_NAME"):
+        Store("s3://NOT_A_NAME/x").write("a", b"1")
 
 
 @pytest.mark.parametrize(
