@@ -23,8 +23,9 @@ def is_quantized(name: str, tensor: torch.Tensor) -> bool:
     return ".layers." in name and tensor.ndim == 2 and module.rpartition(".")[2] not in IGNORED
 
 
-def compress(folder: Path, destination: Path) -> dict[str, torch.Tensor]:
+def compress(folder: Path, destination: Path, group: int = 32) -> dict[str, torch.Tensor]:
     """Quantise with the library alone; return the dense weights it dequantises to, by module."""
+    scheme = SCHEME.model_copy(update={"weights": WEIGHTS.model_copy(update={"group_size": group})})
     shutil.copytree(folder, destination)
     tensors, dense = {}, {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -32,14 +33,14 @@ def compress(folder: Path, destination: Path) -> dict[str, torch.Tensor]:
             tensors[name] = tensor
             continue
         module = name.removesuffix(".weight")
-        scale = tensor.float().unflatten(1, (-1, 32)).abs().amax(-1).div(7.5).bfloat16()
-        packed = PackedQuantizationCompressor.compress({"weight": tensor, "weight_scale": scale}, SCHEME)
-        dense[module] = PackedQuantizationCompressor.decompress(packed, SCHEME)["weight"]
+        scale = tensor.float().unflatten(1, (-1, group)).abs().amax(-1).div(7.5).bfloat16()
+        packed = PackedQuantizationCompressor.compress({"weight": tensor, "weight_scale": scale}, scheme)
+        dense[module] = PackedQuantizationCompressor.decompress(packed, scheme)["weight"]
         tensors |= {f"{module}.{kind}": value for kind, value in packed.items()}
     save_file(tensors, destination / "model.safetensors", metadata={"format": "pt"})
     ignore = ["re:.*lm_head", "re:.*in_proj_[ab]$", "re:.*visual.*"]
     quantization = QuantizationConfig(
-        config_groups={"group_0": SCHEME}, format="pack-quantized", quantization_status="compressed", ignore=ignore
+        config_groups={"group_0": scheme}, format="pack-quantized", quantization_status="compressed", ignore=ignore
     )
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = quantization.model_dump(mode="json")

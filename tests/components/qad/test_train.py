@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from components.checkpoint.load import load_model
 from components.checkpoint.quantize import fake_quantize
@@ -22,6 +23,7 @@ from components.sequences.reader import read_split
 from components.store.backend import Store
 from components.store.work import Work
 from tests.components.checkpoint.conftest import compress
+from tests.components.conftest import SHAPE
 from tests.components.tiny_models import KINDS, build
 
 SETTINGS = {
@@ -82,6 +84,22 @@ def test_the_start_is_the_checkpoint_itself(folders):
         assert torch.equal(student.model(input_ids=ids).logits, served)
     assert student.codes_changed() == 0
     assert len(student.layers) == 28
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_a_grid_of_any_group_starts_as_the_library_reads_it(tmp_path, group):
+    sizes = {"hidden_size": 128, "head_dim": 64, "num_hidden_layers": 2}
+    dense = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPE | sizes), dtype=torch.bfloat16)
+    dense.save_pretrained(tmp_path / "dense")
+    compress(tmp_path / "dense", tmp_path / "packed", group)
+    check_pair(tmp_path / "dense", tmp_path / "packed", 320)
+    student = Student.open(tmp_path / "packed", torch.bfloat16)
+    assert {layer.latents.shape[1] // layer.weight_scale.shape[1] for layer in student.layers.values()} == {group}
+    assert len(student.layers) == 14
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "packed", dtype=torch.bfloat16)
+    ids = torch.arange(12).unsqueeze(0)
+    with torch.no_grad():
+        assert torch.equal(student.model(input_ids=ids).logits, theirs(input_ids=ids).logits)
 
 
 def test_only_the_latents_train(folders, tmp_path):
