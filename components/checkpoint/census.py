@@ -58,18 +58,20 @@ def ignore_entries(dense: Iterable[str]) -> list[str]:
     return sorted(dense | {name.replace(*_TEXT_PREFIX, 1) for name in dense})
 
 
-def check_fused(quantized: Iterable[str], dense: Iterable[str]) -> None:
-    """Demand that linears which an engine fuses are quantised together or not at all.
+def check_fused(folder: Path, quantized: Iterable[str], dense: Iterable[str]) -> None:
+    """Demand that the linears of a folder which an engine fuses are quantised together or not at all.
 
     Raises:
-        UserError: naming the module on whose side its siblings are not.
+        UserError: naming the folder, and the module on whose side its siblings are not.
     """
     quantized, dense = set(quantized), set(dense)
     for module in sorted(quantized):
         parent, _, name = module.rpartition(".")
         for family in FUSED:
             if name in family and (split := [f"{parent}.{other}" for other in family if f"{parent}.{other}" in dense]):
-                raise UserError(f"{module} is quantised but {', '.join(split)} not; they are fused when served")
+                raise UserError(
+                    f"{folder}: {module} is quantised but {', '.join(split)} not; they are fused when served"
+                )
 
 
 def locate(model: nn.Module, stored: Iterable[str]) -> dict[str, str]:

@@ -59,7 +59,7 @@ def declared_grids(folder: Path) -> set[tuple[int, int]]:
 
 
 def _grid(path: Path, name: str, group: dict[str, Any], default_format: str | None) -> tuple[int, int]:
-    where = f"{path}: config group {name}"
+    where = f"{path}: config group {name} of {', '.join(group.get('targets') or ['nothing'])}"
     if (form := group.get("format") or default_format) != "pack-quantized":
         raise UserError(f"{where}: format is {form}; only pack-quantized is read")
     for activations in ("input_activations", "output_activations"):

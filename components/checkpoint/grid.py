@@ -86,7 +86,7 @@ def read_module(tensors: Tensors, module: str, grids: set[tuple[int, int]], code
     for kind in (SCALE, SHAPE):
         if f"{module}.{kind}" not in tensors:
             raise UserError(f"{where} has no {kind}; the checkpoint is incomplete")
-    packed, scales = tensors[f"{module}.{PACKED}"], tensors.read(f"{module}.{SCALE}")
+    packed, scales = tensors.blank(f"{module}.{PACKED}"), tensors.read(f"{module}.{SCALE}")
     shape = tuple(tensors.read(f"{module}.{SHAPE}").flatten().tolist())
     widths = sorted({bits for bits, _ in grids})
     fits = [bits for bits in widths if len(shape) == 2 and packed.shape == (shape[0], -(-shape[1] * bits // 32))]
@@ -104,7 +104,10 @@ def read_module(tensors: Tensors, module: str, grids: set[tuple[int, int]], code
     lowest, highest = torch.aminmax(scales)
     if not (lowest > 0 and torch.isfinite(highest)):  # a NaN is both, and fails the first
         raise UserError(f"{where}: {SCALE} holds zero, negative, infinite or NaN scales; the checkpoint is damaged")
-    found = unpack_codes(packed, bits, columns) if codes else torch.empty(shape, dtype=torch.int8, device="meta")
+    if codes:
+        found = unpack_codes(tensors[f"{module}.{PACKED}"], bits, columns)
+    else:
+        found = torch.empty(shape, dtype=torch.int8, device="meta")
     return Quantized(found, scales, columns // groups, bits)
 
 

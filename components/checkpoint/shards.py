@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from components.checkpoint.stream import Stream
+from components.checkpoint.stream import DTYPES, Stream
 from components.checkpoint.tensors import INDEX
 from components.contract.errors import UserError
 
@@ -22,20 +22,7 @@ HEADER_BYTES = 1 << 20
 """Space kept for a shard's header, which comes first and is known last; the format lets it end in blanks."""
 WRITERS = 3
 """Threads: on two cores two compute while one waits for the disk or the file."""
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class TensorWriter:

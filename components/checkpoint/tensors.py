@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from components.checkpoint.stream import PART_BYTES, Stream
+from components.checkpoint.stream import DTYPES, PART_BYTES, Stream
 from components.contract.errors import UserError
 
 INDEX = "model.safetensors.index.json"
@@ -21,12 +21,12 @@ class Tensors:
 
     Raises:
         UserError: no safetensors, a missing or truncated shard, an index that names a tensor no shard holds, or two
-            shards that hold one tensor.
+            shards that hold one tensor; file and tensor are named.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self._shards = {name: _open(self.folder / name) for name in self._shard_names()}
+        self._shards = {name: self._open(name) for name in self._shard_names()}
         self._shard_of: dict[str, str] = {}
         for shard, handle in self._shards.items():
             for name in handle.keys():  # noqa: SIM118
@@ -48,13 +48,24 @@ class Tensors:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape without reading its values."""
-        return tuple(self._shards[self._shard(name)].get_slice(name).get_shape())
+        return tuple(self._entry(name)["shape"])
+
+    def blank(self, name: str) -> Tensor:
+        """Return a tensor without its values, on the ``meta`` device: ``[name]`` maps a part of its file for good.
+
+        Raises:
+            UserError: it has a type that no model of this project has.
+        """
+        entry = self._entry(name)
+        if entry["dtype"] not in DTYPES:
+            raise UserError(f"{self.file(name)}: {name} is {entry['dtype']}; only {', '.join(DTYPES)} are read")
+        return torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")
 
     def read(self, name: str) -> Tensor:
         """Return a tensor as ``[name]`` does, but in memory of its own: what that returns is mapped from its file."""
-        mapped = self[name]
-        read = list(self.blocks(name, max(1, mapped.nbytes)))
-        return (read[0] if read else torch.empty(0, dtype=torch.uint8)).view(mapped.dtype).view(mapped.shape)
+        blank = self.blank(name)
+        read = list(self.blocks(name, max(1, blank.nbytes)))
+        return (read[0] if read else torch.empty(0, dtype=torch.uint8)).view(blank.dtype).view(blank.shape)
 
     def blocks(self, name: str, size: int = PART_BYTES) -> Iterator[Tensor]:
         """Yield a tensor's bytes, uint8, ``size`` at a time (the last may be fewer) and in the same memory each time.
@@ -83,6 +94,17 @@ class Tensors:
         """Return the file that holds a tensor, for messages."""
         return self.folder / self._shard(name)
 
+    def _open(self, shard: str) -> Any:
+        path = self.folder / shard
+        if not path.is_file():
+            held = [name for name, holder in self._index.items() if holder == shard] or ["nothing"]
+            raise UserError(f"{path}: the index names this shard, for {_few(held)}, but it is missing")
+        try:
+            return safe_open(path, framework="pt")
+        except SafetensorError as error:
+            lost = f"; it ends before {_few(lost)} does" if (lost := _lost(path)) else ""
+            raise UserError(f"{path}: truncated or not a safetensors file{lost} ({error})") from error
+
     def _shard(self, name: str) -> str:
         if name not in self._shard_of:
             raise UserError(f"{self.folder}: no tensor {name} in {', '.join(self._shards)}")
@@ -95,12 +117,7 @@ class Tensors:
     @cached_property
     def _headers(self) -> dict[str, tuple[int, dict[str, Any]]]:
         """Each shard's first byte of data and its header, which opening has checked."""
-        headers = {}
-        for shard in self._shards:
-            with (self.folder / shard).open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                headers[shard] = 8 + length, json.loads(file.read(length))
-        return headers
+        return {shard: _header(self.folder / shard) for shard in self._shards}
 
     @cached_property
     def _index(self) -> dict[str, str]:
@@ -122,10 +139,22 @@ class Tensors:
         return names
 
 
-def _open(path: Path) -> Any:
-    if not path.is_file():
-        raise UserError(f"{path}: the index names this shard, but it is missing")
+def _header(path: Path) -> tuple[int, dict[str, Any]]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return 8 + length, json.loads(file.read(length))
+
+
+def _lost(path: Path) -> list[str]:
+    """Return the tensors that a truncated file no longer holds whole, as far as its header can tell."""
     try:
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise UserError(f"{path}: truncated or not a safetensors file ({error})") from error
+        start, header = _header(path)
+        ends = {name: start + entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return []
+    size = path.stat().st_size
+    return sorted((name for name, end in ends.items() if end > size), key=ends.__getitem__)
+
+
+def _few(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

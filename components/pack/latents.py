@@ -52,8 +52,13 @@ class Latents:
 
     def latent(self, module: str, original: Quantized) -> Tensor:
         """Return the tensor that the training forward quantised, checked against the student's grid."""
+        self._blank(module, original)
+        return self._selected[f"{module}.weight"]
+
+    def _blank(self, module: str, original: Quantized) -> Tensor:
+        """Return what :meth:`latent` does, but without its values."""
         where = f"{self._selected.file(f'{module}.weight')}: {module}"
-        latent, scales = self._selected[f"{module}.weight"], self._selected.read(f"{module}.{SCALE}")
+        latent, scales = self._selected.blank(f"{module}.weight"), self._selected.read(f"{module}.{SCALE}")
         if latent.shape != original.codes.shape or latent.dtype not in (torch.float32, torch.bfloat16):
             raise UserError(f"{where}: latents are {latent.dtype} {list(latent.shape)}; they do not fit the student's")
         if not same_bytes(scales, original.scales):
@@ -78,8 +83,7 @@ class Latents:
             for module in self.modules:
                 original = self.original(module, codes=False)
                 if module in self.trained:
-                    latent = self.latent(module, original)
-                    words = partial(self._words, module, original, latent)
+                    words = partial(self._words, module, original, self._blank(module, original))
                 else:
                     words = partial(self.student.blocks, f"{module}.{PACKED}")
                 stored = self.student.stream(f"{module}.{PACKED}")

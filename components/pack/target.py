@@ -31,7 +31,7 @@ def write_target(student: Path, checkpoint: Path, sidecars: Path, destination: P
     tensors = Tensors(student)
     modules = quantized_modules(tensors)
     dense = unquantized(student, tensors, modules)
-    check_fused(modules, dense)
+    check_fused(student, modules, dense)
     latents = Latents(Tensors(checkpoint), tensors, modules, dense)
     save_quantized(
         destination,

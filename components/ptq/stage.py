@@ -88,7 +88,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
         choose_scales(model, config.group_size, ignore, batches, config.damping, head)
     linears = quantized_linears(model, tensors)
     dense = unquantized(folder, tensors, linears)
-    check_fused(linears, dense)
+    check_fused(folder, linears, dense)
 
     errors: dict[str, float] = {}
     weights = {f"{name}.weight" for name in linears}

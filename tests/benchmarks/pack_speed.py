@@ -12,8 +12,10 @@ same files:
   written. For one byte of codes there are four of latents to read, which a copy does not have;
 - on the layers alone the library, which gets weights and scales as its model and writes it.
 
-What one leaves to be written to disk is written or gone before the next starts, and what it reads was read once.
-Memory is the resident set of a process, sampled, above what it was before, with one and with ten times the layers.
+All write to disk, and what they read is in memory: student and latents (11 GB) in /dev/shm, since a system may page a
+file out at any time, and what a copy reads was written and read just before. What one leaves to be written to disk is
+written or gone before the next starts. Memory is the resident set of a process, sampled, above what it was before,
+with one and with ten times the layers.
 """
 
 import argparse
@@ -72,13 +74,13 @@ def main() -> int:
         skeleton(arguments.peak / "student")  # imports the architecture
         print(peak_of(lambda: ours(arguments.peak, arguments.peak / "out")))
         return 0
-    with tempfile.TemporaryDirectory(dir=study.ROOT / ".qdflash") as folder:
-        whole = make(Path(folder, "model"))
-        seconds = alternate(whole, STEPS)
+    memory = tempfile.TemporaryDirectory(dir="/dev/shm")
+    with memory as sources, tempfile.TemporaryDirectory(dir=study.ROOT / ".qdflash") as disk:
+        whole = make(Path(sources, "whole"))
+        seconds = alternate(whole, Path(disk), STEPS)
         shutil.rmtree(whole)
-        few, many = Path(folder, "few"), Path(folder, "many")
-        alone = alternate(make(few, FEW_LAYERS), (*STEPS, "library"))
-        peaks = {FEW_LAYERS: peak(few), 10 * FEW_LAYERS: peak(make(many, 10 * FEW_LAYERS))}
+        alone = alternate(make(Path(sources, "few"), FEW_LAYERS), Path(disk), (*STEPS, "library"))
+        peaks = {count: peak(make(Path(disk, "peak"), count)) for count in (FEW_LAYERS, 10 * FEW_LAYERS)}
     both = ((WHOLE, seconds), (ALONE, alone))
     rows = [
         *(
@@ -186,24 +188,22 @@ def copy(folder: Path, store: Path) -> None:
         Store(str(store)).upload(path, path.name)
 
 
-def alternate(folder: Path, who: tuple[str, ...]) -> dict[str, list[float]]:
+def alternate(folder: Path, disk: Path, who: tuple[str, ...]) -> dict[str, list[float]]:
     """Return each round's seconds after a warm-up; they take turns, copies of what ours wrote follow it."""
+    places = {name: disk / name for name in who}
+    steps: dict[str, Callable[[], Any]] = {
+        "ours": lambda: ours(folder, places["ours"]),
+        "copy": lambda: copy(places["ours"], places["copy"]),
+        "commit": lambda: commit(Store(str(places["commit"])), "pack", "0" * 64, places["ours"], {"metrics": {}}),
+        "read and write": lambda: read_and_write(folder, places["read and write"]),
+        "library": lambda: library(folder, places["library"]),
+    }
     seconds: dict[str, list[float]] = {name: [] for name in who}
     for number in range(ROUNDS + 1):
-        places = {name: folder / name for name in who}
-        steps: dict[str, Callable[[], None]] = {
-            "ours": lambda places=places: ours(folder, places["ours"]),
-            "copy": lambda places=places: copy(places["ours"], places["copy"]),
-            "commit": lambda places=places: commit(
-                Store(str(places["commit"])), "pack", "0" * 64, places["ours"], {"metrics": {}}
-            ),
-            "read and write": lambda places=places: read_and_write(folder, places["read and write"]),
-            "library": lambda places=places: library(folder, places["library"]),
-        }
         for name in who if number % 2 else (*who[3:], *who[:3]):
             os.sync()
-            for source in ("ours",) if name in ("copy", "commit") else ("student", "latents"):
-                read(folder / source)
+            if name in ("copy", "commit"):
+                read(places["ours"])
             started = time.perf_counter()
             steps[name]()
             if number:
@@ -216,7 +216,7 @@ def alternate(folder: Path, who: tuple[str, ...]) -> dict[str, list[float]]:
 
 
 def read(folder: Path) -> None:
-    """Read every file once, so that all find what they read in memory, as the copy does what was just written."""
+    """Read every file once, so that it is in memory."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             while file.read(1 << 24):

@@ -134,6 +134,6 @@ def test_census_names_differences_both_ways():
 def test_fused_linears_are_quantised_together(member: str):
     names = {"self_attn.k_proj": "self_attn.q_proj", "mlp.up_proj": "mlp.gate_proj"}
     partner = names.get(member, "linear_attn.in_proj_qkv")
-    check_fused([f"l.0.{member}", f"l.0.{partner}"], ["l.1.mlp.gate_proj", "l.0.linear_attn.in_proj_a"])
-    with pytest.raises(UserError, match=f"l.0.{member} is quantised but l.0.{partner} not"):
-        check_fused([f"l.0.{member}"], [f"l.0.{partner}"])
+    check_fused(Path("m"), [f"l.0.{member}", f"l.0.{partner}"], ["l.1.mlp.gate_proj", "l.0.linear_attn.in_proj_a"])
+    with pytest.raises(UserError, match=f"m: l.0.{member} is quantised but l.0.{partner} not"):
+        check_fused(Path("m"), [f"l.0.{member}"], [f"l.0.{partner}"])

@@ -72,7 +72,7 @@ def test_what_is_quantised_and_what_is_carried(folder: Path):
     assert set(modules) & stored_modules(skeleton(folder), tensors) == expected_modules()
     assert sum(name.startswith("mtp.") for name in modules) == 7
     dense = unquantized(folder, tensors, modules)
-    check_fused(modules, dense)
+    check_fused(folder, modules, dense)
     text = {name for name in dense if "visual" not in name}
     gates = {f"model.language_model.layers.{i}.linear_attn.in_proj_{k}" for i in range(32) if i % 4 != 3 for k in "ab"}
     assert text == gates | {"lm_head", "mtp.fc"}
