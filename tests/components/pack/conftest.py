@@ -27,6 +27,7 @@ from tests.components.tiny_models import build
 GROUPS = {"qwen3": 128, "qwen3_5": 32, "qwen3_5_multimodal": 64}
 SHAPES = {"qwen3": {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}}
 MTP = "mtp.layers.0.mlp.up_proj"
+PROCESSORS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 DENSE = ("lm_head", "in_proj_a", "in_proj_b", "embed_tokens")
 
 
@@ -41,6 +42,8 @@ def build_model(kind: str, tiny_model: Path, root: Path, **shape: int) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(tiny_model / name, folder)
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
+    for name in PROCESSORS if "multimodal" in kind else ():
+        (folder / name).write_text(json.dumps({"image_processor_type": "Qwen2VLImageProcessor", "file": name}))
     return folder
 
 

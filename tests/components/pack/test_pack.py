@@ -20,7 +20,7 @@ from components.pack.proof import held_out_pieces, logit_difference, prove_tenso
 from components.pack.stage import Config
 from components.pack.target import write_target
 from components.sequences.reader import read_index
-from tests.components.pack.conftest import MTP, pack, train
+from tests.components.pack.conftest import MTP, PROCESSORS, pack, train
 from tests.components.qad.conftest import random_sequences
 
 
@@ -62,7 +62,11 @@ def test_trained_codes_are_served_and_everything_else_is_the_students(student: P
     text = {name.replace("model.language_model.", "model.") for name in census["dense"]}
     assert set(read_config(folder)["quantization_config"]["ignore"]) == text | set(census["dense"])
     assert set(census["unchanged"]) == {name for name, _ in passthrough_tensors(source)}
-    assert (folder / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    sidecars = {path.name: path.read_bytes() for path in model.iterdir()}
+    sidecars = {name: data for name, data in sidecars.items() if name not in ("config.json", "model.safetensors")}
+    assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} < set(sidecars)
+    assert (set(PROCESSORS) < set(sidecars)) == ("multimodal" in model.name)
+    assert all((folder / name).read_bytes() == data for name, data in sidecars.items())
     load_model(folder)
 
 
