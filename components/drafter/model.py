@@ -168,10 +168,15 @@ def save(drafter: DFlashDraftModel, folder: Path) -> None:
     save_file(
         {name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
     )
-    document = drafter.config.to_dict()
-    document |= {"architectures": ["DFlashDraftModel"], "dtype": "bfloat16"}
-    document["transformer_layer_config"] |= {"dtype": "bfloat16"}
-    (folder / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+    (folder / "config.json").write_text(json.dumps(config_of(drafter), indent=2, sort_keys=True) + "\n")
+
+
+def config_of(drafter: DFlashDraftModel) -> dict[str, Any]:
+    """Return the ``config.json`` of a drafter stored in bfloat16, as vLLM reads it."""
+    written: dict[str, Any] = drafter.config.to_dict()
+    written |= {"architectures": ["DFlashDraftModel"], "dtype": "bfloat16"}
+    written["transformer_layer_config"] |= {"dtype": "bfloat16"}
+    return written
 
 
 def read(folder: Path) -> DFlashDraftModel:

@@ -105,7 +105,9 @@ def page(document: dict[str, Any]) -> str:
         value = "not run" if one["value"] is None else f"{one['value']:.5g}"
         interval = "" if one["low"] is None else f"{one['low']:.5g} – {one['high']:.5g}"
         note = "; ".join(filter(None, (one.get("note"), one.get("machine") and f"on {one['machine']}")))
-        cells = (one["variant"], one["metric"], value, one["unit"], one["n"], interval, note)
+        accepted = one.get("acceptance") and f"{one['acceptance']:g} tokens a step"
+        variant = ", ".join(filter(None, (one["variant"], one.get("regime"), accepted)))
+        cells = (variant, one["metric"], value, one["unit"], one["n"], interval, note)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 
