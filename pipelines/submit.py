@@ -85,9 +85,9 @@ class Server:
         Kubeflow's own retries do not count pods that were preempted. So a run that failed only by exit code 75, by a
         signal or by lost pods is retried here, up to ``retries`` times.
         """
-        told = ""
+        told: str | None = ""  # None: that the server is away
         while True:
-            with contextlib.suppress(TransientError):
+            try:
                 found = self.run(run_id)
                 state = f"{found['state']}: " + ", ".join(f"{name} {one}" for name, one in found["tasks"].items())
                 if state != told:
@@ -100,6 +100,10 @@ class Server:
                     retries -= 1
                     say(f"retrying; {retries} more to go")
                     self.retry(run_id)
+            except TransientError as error:
+                if told is not None:
+                    say(str(error))
+                    told = None
             time.sleep(POLL_SECONDS)
 
     def logs(self, run_id: str, task: str | None) -> Iterator[tuple[str, str]]:

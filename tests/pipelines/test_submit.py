@@ -173,6 +173,7 @@ def test_wait_retries_what_preemption_ended_and_nothing_else(
     cluster.unavailable = 2
     done = CliRunner().invoke(app, ["wait", run_id, "--retries", "3"])
     assert (done.exit_code, len(cluster.retries)) == (expected, retried), done.output
+    assert done.stdout.count("try again") == 1  # twice away, once said
 
 
 def test_retries_end(cluster: State, store: Store) -> None:
