@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import typer
 
+from components.checkpoint.step_bytes import Model, step_bytes
+from components.measure.cost import A10G, FITTED, H200, Request, predict
 from pipelines.cli import SHIPPED, app
 from pipelines.recipe import load_recipe
 from tests.pipelines.planning import OWN
@@ -85,30 +87,55 @@ def test_what_is_applied_renders(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_what_a_run_costs_follows_from_the_recipe_and_the_measurements() -> None:
+def test_what_a_run_costs_follows_from_the_recipe_and_the_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tests" / "benchmarks")
+    from cost_shapes import models
+
     recipe = load_recipe(SHIPPED["qwen3.5-4b-a10g"], OWN["qwen3.5-4b-a10g"])
     rows = {
         cells[1].strip("` "): cells
         for cells in (line.split("|") for line in TEXT.splitlines() if line.startswith("| `"))
         if "GPU hours" not in cells and len(cells) == 6
     }
+    shapes = models()
+    bf16, w4 = shapes["BF16"], shapes["W4"]
     qad, sequences = recipe.configs["qad"], recipe.configs["sequences"]
     tokens = {"qad": qad.steps * qad.batch * sequences.sequence_length}
-    for number, prompts in (("1", "prompts_a"), ("2", "prompts_b")):
-        drafter = recipe.configs[f"drafter_{number}"]
-        tokens[f"drafter_{number}"] = drafter.epochs * recipe.configs[prompts].count * drafter.max_length
-    speeds = {
-        "qad": measured("qad-memory", "chunked"),
-        "drafter_1": measured("drafter-memory", "micro1"),
-        "drafter_2": measured("drafter-memory", "micro1"),
-    }
+    speeds = {"qad": measured("qad-memory", "chunked")}
+    for letter, number, model in (("a", "1", bf16), ("b", "2", w4)):
+        prompts, regen, drafter = (
+            recipe.configs[f"{one}"] for one in (f"prompts_{letter}", f"regen_{letter}", f"drafter_{number}")
+        )
+        tokens |= {f"regen_{letter}": prompts.count * regen.max_tokens}
+        tokens |= {f"drafter_{number}": drafter.epochs * prompts.count * drafter.max_length}
+        speeds |= {
+            f"regen_{letter}": predicted(model, regen.parallel),
+            f"drafter_{number}": measured("drafter-memory", "micro1"),
+        }
     for task, count in tokens.items():
         hours = count / speeds[task] / 3600
         assert f"{round(hours)}" in re.findall(r"\d+", rows[task][4]), task
+        assert rows[task][3] == " the same " or f"{round(speeds[task]):,}"[:5] in rows[task][3], task
     two = tokens["qad"] / measured("scale-two-gpus", "qad-2") / 3600
     assert re.findall(r"\d+", rows["qad` on two H200"][4]) == [str(round(2 * two)), str(round(two))]
-    for task in ("qad", "drafter_1"):
-        assert f"{round(speeds[task]):,}" in rows[task][3]
+    measure = recipe.configs["measure_baseline"]
+    asked = measure.latency["short"].warmups + measure.latency["short"].samples
+    for model, minutes in ((bf16, 13), (w4, 6)):
+        lengths = [Request(one.input_tokens, one.output_tokens) for one in measure.latency.values()]
+        taken = sum(predict(A10G, FITTED, one, model).seconds for one in lengths)
+        assert f"{asked} requests of each of" in TEXT
+        assert round(asked * taken / 60) == minutes
+    rate = measured("sequences-throughput", "cpu-smollm2")
+    assert f"{round(rate, -1):,.0f}" in TEXT
+    assert 220_000 * 2_100 / rate / 3600 == pytest.approx(0.5, rel=0.1)
+
+
+def predicted(model: Model, requests: int) -> float:
+    """Return tokens a second of an H200 by the cost model's bytes: weights once a step, the rest once a request."""
+    moved = step_bytes(model, 2_100)
+    weights = moved["target linears"] + moved["target head"]
+    step = (weights + requests * (sum(moved.values()) - weights)) / (H200.bandwidth * FITTED.memory)
+    return requests / max(step, FITTED.host_step)
 
 
 def measured(study: str, variant: str) -> float:
