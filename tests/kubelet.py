@@ -32,6 +32,8 @@ class Kubelet:
         self._moved = {"/mnt/models": str(bundle), "8080": str(port), "python": sys.executable}
         given = self.container["args"]
         given[given.index("--shutdown-timeout") + 1] = str(drain)
+        self._hook = self._move(self.container["lifecycle"]["preStop"]["exec"]["command"])
+        self._hook[self._hook.index("--seconds") + 1] = str(drain)
         self._argv = [*self._move(self.container["command"]), *args, *given]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         home = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(bundle.parent)}
@@ -106,8 +108,7 @@ class Kubelet:
     def terminate(self) -> tuple[int, float]:
         """Stop it as a deleted pod is: preStop, SIGTERM, SIGKILL after the grace period. Return code and seconds."""
         began = time.monotonic()
-        hook = self._move(self.container["lifecycle"]["preStop"]["exec"]["command"])
-        subprocess.run(hook, env=self._environment, check=True)
+        subprocess.run(self._hook, env=self._environment, check=True)
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(self._grace - (time.monotonic() - began))

@@ -1,18 +1,24 @@
-"""``python -m components.serving.drain``: what a pod does before SIGTERM, so that no request is cut and none is lost.
+"""``python -m components.serving.drain --port N --seconds S``: what a pod does before SIGTERM, so that nothing is cut.
 
 vLLM finishes what runs when it is told to stop (``--shutdown-timeout``), but answers what still arrives meanwhile with
-status 200 and no token. Connections that a gateway keeps open bring requests even after the pod has left its Service.
-So first the pod goes on as if nothing were, while endpoints forget it; then the server, which has
-:class:`RefuseWhileDraining` as ``--middleware``, refuses what is new, and what it took before reaches the engine.
+status 200 and no token; and with long answers under way its server was seen to hang, six of them never answered, until
+it was killed. Connections that a gateway keeps open bring requests even after the pod has left its Service. So first
+the pod goes on as if nothing were, while endpoints forget it; then the server, which has :class:`RefuseWhileDraining`
+as ``--middleware``, refuses what is new, and what it took before is waited for, ``S`` seconds at most.
 """
 
+import argparse
+import http.client
 import os
 import time
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-ENDPOINTS_SECONDS, ARRIVAL_SECONDS = 5.0, 1.0
+from components.serving import ready
+
+ENDPOINTS_SECONDS, ARRIVAL_SECONDS, POLL_SECONDS = 5.0, 1.0, 0.5
+UNDER_WAY = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 OPEN = frozenset({"/health", "/metrics"})
 
 
@@ -38,7 +44,30 @@ class RefuseWhileDraining:
         return self._app(scope, receive, send)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Let endpoints forget the pod, refuse what is new, and wait for what runs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--port", type=int, required=True, help="where the server listens, on loopback")
+    parser.add_argument("--seconds", type=float, required=True, help="how long requests under way may take")
+    asked = parser.parse_args()
     time.sleep(ENDPOINTS_SECONDS)
     mark().touch()
     time.sleep(ARRIVAL_SECONDS)
+    deadline, idle = time.monotonic() + asked.seconds, 0
+    while idle < 2 and time.monotonic() < deadline:
+        idle = 0 if is_busy(asked.port) else idle + 1
+        time.sleep(POLL_SECONDS)
+
+
+def is_busy(port: int) -> bool:
+    """Say whether the engine has requests; a server that is gone has none, one that does not answer may."""
+    try:
+        return ready.total(port, *UNDER_WAY) > 0
+    except ConnectionRefusedError:
+        return False
+    except (OSError, http.client.HTTPException):
+        return True
+
+
+if __name__ == "__main__":
+    main()

@@ -42,10 +42,15 @@ def complete(port: int) -> None:
 
 def generated(port: int) -> float:
     """Return how many tokens the server has generated since it started."""
+    return total(port, COUNTER)
+
+
+def total(port: int, *names: str) -> float:
+    """Return the sum of the series with these names on the server's /metrics; :class:`ValueError` without any."""
     status, page = _request(port, "GET", "/metrics")
-    lines = [line for line in page.decode().splitlines() if line.startswith(f"{COUNTER}{{")]
+    lines = [line for line in page.decode().splitlines() if line.partition("{")[0] in names]
     if status != 200 or not lines:
-        raise ValueError(f"/metrics answered {status}, without {COUNTER}")
+        raise ValueError(f"/metrics answered {status}, without {', '.join(names)}")
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 

@@ -141,12 +141,14 @@ def ended(kubelet: Kubelet, client: Client, asked: Asked) -> list[dict[str, Any]
             one["token_ids"] != answer["token_ids"] for (_, one), (_, answer) in zip(again, asked, strict=True)
         )
         rows.append(study.row(name, "wrong_answers", wrong, "", len(again), note="after the restart"))
-    found, traffic = asyncio.run(drained(kubelet.terminate, Traffic(client.url, asked)))
+    long = quiet(client, prompts(11, count=8, longest=440, shortest=400))
+    found, traffic = asyncio.run(drained(kubelet.terminate, Traffic(client.url, [*asked, *long])))
     assert found["code"] == 0, found
     wrong = len(traffic.wrong)
     rows.append(study.row("pod deleted under load", "requests_cut", found["cut"], "", found["requests"]))
     rows.append(study.row("pod deleted under load", "wrong_answers", wrong, "", found["requests"]))
     rows.append(study.row("pod deleted under load", "refused_with_503", found["refused"], "", found["requests"]))
+    rows.append(study.row("pod deleted under load", "answered_after_first_503", found["late"], "", found["requests"]))
     rows.append(study.row("pod deleted under load", "seconds_to_end", found["seconds"], "s"))
     return rows
 

@@ -44,14 +44,14 @@ class Found:
         return sum(self.kinds.values())
 
 
-def prompts(seed: int, count: int = 24, longest: int = 48) -> list[dict[str, Any]]:
-    """Return ``count`` bodies of good requests: ids within the vocabulary, answers of 4 to ``longest`` tokens."""
+def prompts(seed: int, count: int = 24, longest: int = 48, shortest: int = 4) -> list[dict[str, Any]]:
+    """Return bodies of good requests: ids within the vocabulary, answers of ``shortest`` to ``longest`` tokens."""
     draw = random.Random(seed)
     return [
         {
             "model": MODEL,
             "prompt": [draw.randrange(4, 320) for _ in range(draw.randrange(1, 60))],
-            "max_tokens": draw.randint(4, longest),
+            "max_tokens": draw.randint(shortest, longest),
             "temperature": 0,
             "ignore_eos": True,
             "return_token_ids": True,
@@ -123,13 +123,8 @@ class Traffic:
         """Send one request of a kind and judge what comes back."""
         at = number % len(self.known)
         body, _ = self.known[at]
-        if kind == "whole":
-            response = await http.post(COMPLETIONS, json=body)
-            self.judge(kind, at, response)
-        elif kind == "streamed":
-            async with http.stream("POST", COMPLETIONS, json={**body, "stream": True}) as response:
-                lines = [line async for line in response.aiter_lines()]
-            self.compare(kind, at, tokens(lines))
+        if kind in GOOD:
+            self.judge(kind, at, await self.ask(http, at, streamed=kind == "streamed"))
         elif kind == "disconnect":
             async with httpx.AsyncClient(base_url=self.url, headers=HEADERS, verify=False, trust_env=False) as own:
                 await leave(own, body, streamed=number % 2 == 1)
@@ -161,9 +156,18 @@ class Traffic:
         self.compare("slow reader", at, tokens(got.decode().splitlines()))
         self.found.kinds["slow reader"] += 1
 
+    async def ask(self, http: httpx.AsyncClient, at: int, streamed: bool) -> httpx.Response:
+        """Send a good request and read its answer to the end."""
+        body = {**self.known[at][0], "stream": streamed}
+        async with http.stream("POST", COMPLETIONS, json=body) as response:
+            await response.aread()
+        return response
+
     def judge(self, kind: str, at: int, response: httpx.Response) -> None:
-        """Compare a whole answer; one that is none is wrong."""
-        if response.status_code == 200:
+        """Compare an answer; one that is none is wrong."""
+        if response.status_code == 200 and response.headers["Content-Type"].startswith("text/event-stream"):
+            self.compare(kind, at, tokens(response.text.split("\n")))
+        elif response.status_code == 200:
             self.compare(kind, at, response.json()["choices"][0]["token_ids"])
         else:
             self.found.wrong.append(f"{kind}: {response.status_code} {response.text[:200]}")
@@ -213,8 +217,9 @@ def reason(response: httpx.Response) -> str:
 async def drained(terminate: Callable[[], tuple[int, float]], traffic: Traffic) -> tuple[dict[str, Any], Found]:
     """Delete the pod by ``terminate`` while clients ask without a pause on connections that stay, as a gateway's do.
 
-    Every request has to be answered whole or refused with 503; one that breaks off is ``cut``. Clients go away once
-    they are refused, and a connection that cannot be made any more is none.
+    Every request, each second one streamed, has to be answered whole or refused with 503; one that breaks off is
+    ``cut``. Clients go away once they are refused, and a connection that cannot be made any more is none. ``late``
+    are answers that ended after the server had first refused.
     """
     limits = httpx.Limits(max_connections=CONCURRENCY, keepalive_expiry=IDLE_SECONDS)
     found: Counter[str] = Counter()
@@ -227,7 +232,7 @@ async def drained(terminate: Callable[[], tuple[int, float]], traffic: Traffic) 
                 at = (number := number + 1) % len(traffic.known)
                 found["requests"] += 1
                 try:
-                    response = await http.post(COMPLETIONS, json=traffic.known[at][0])
+                    response = await traffic.ask(http, at, streamed=number % 2 == 1)
                 except httpx.HTTPError:
                     found["cut"] += 1
                     return
@@ -235,9 +240,11 @@ async def drained(terminate: Callable[[], tuple[int, float]], traffic: Traffic) 
                     found["refused"] += 1
                     return
                 traffic.judge("while draining", at, response)
+                found["late"] += bool(found["refused"])
 
         workers = [asyncio.create_task(worker(number)) for number in range(CONCURRENCY)]
         await asyncio.sleep(1)
         code, seconds = await asyncio.to_thread(terminate)
         await asyncio.gather(*workers)
-    return {"cut": found["cut"], **found, "code": code, "seconds": seconds}, traffic.found
+    counts = {name: found[name] for name in ("requests", "cut", "late", "refused")}
+    return {**counts, "code": code, "seconds": seconds}, traffic.found

@@ -166,7 +166,8 @@ def test_a_slow_start_is_waited_for_and_a_stop_too(render: Render, mode: str) ->
     for probe in (startup, container["readinessProbe"], container["livenessProbe"]):
         assert probe["exec"]["command"] == ["python", "-m", "components.serving.ready", "--port", "8080"]
     assert container["args"][-4:] == ["--shutdown-timeout", "90", *DRAIN]
-    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["python", "-m", "components.serving.drain"]
+    hook = ["python", "-m", "components.serving.drain", "--port", "8080", "--seconds", "90"]
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == hook
     pod = pod_spec(objects["InferenceService" if mode == "kserve" else "Deployment"])
     assert pod is not None
     assert pod["terminationGracePeriodSeconds"] == 90 + GRACE_BEYOND_DRAIN

@@ -62,10 +62,12 @@ livenessProbe:
   periodSeconds: 30
   timeoutSeconds: 10
   failureThreshold: 5
-# Endpoints forget the pod, then it takes no more requests, then it is told to stop.
+# Endpoints forget the pod, then it takes no more requests and finishes those it has, then it is told to stop.
 lifecycle:
   preStop:
-    exec: {command: [python, -m, components.serving.drain]}
+    exec:
+      command:
+        [python, -m, components.serving.drain, --port, {{ .Values.serving.port | quote }}, --seconds, {{ .Values.drainSeconds | quote }}]
 volumeMounts:
   - {name: shm, mountPath: /dev/shm}
   - {name: tmp, mountPath: /tmp}

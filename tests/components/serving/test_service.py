@@ -1,6 +1,8 @@
-"""The chart's container on a real server: clients of every kind, and a pod that is deleted under load."""
+"""The chart's container on a real server: clients of every kind, an engine that is killed, a pod that is deleted."""
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,11 +14,12 @@ import service_stress
 from service_traffic import CHAT, COMPLETIONS, HEADERS, KEY, Traffic, bad, drained, prompts, quiet
 
 from components.serving.key import OPEN
+from components.serving.lifetime import ENGINE_DIED
 
 pytestmark = pytest.mark.slow
 
 
-def test_every_good_request_is_right_every_bad_one_is_refused_and_no_running_one_is_cut(tmp_path: Path) -> None:
+def test_good_ones_are_right_bad_ones_refused_a_dead_engine_is_restarted_and_nothing_is_cut(tmp_path: Path) -> None:
     with service_stress.served(tmp_path, drain=20) as (kubelet, client):
         known = quiet(client, prompts(7, count=13, longest=20))
         rows = {row["metric"]: row for row in service_stress.stressed(kubelet, client, known, requests=90, slow=12)}
@@ -24,8 +27,15 @@ def test_every_good_request_is_right_every_bad_one_is_refused_and_no_running_one
         assert rows["requests"]["value"] == 90
         assert rows["near_ties"]["value"] <= 9
         every_route_asks_for_the_key(client.url)
-        found, traffic = asyncio.run(drained(kubelet.terminate, Traffic(client.url, known)))
+        os.kill(service_stress.engine(kubelet.pid), signal.SIGKILL)
+        how, seconds = kubelet.until_restarted()
+        assert how == f"ended {ENGINE_DIED}"
+        assert seconds < 30
+        kubelet.until_ready()
+        long = quiet(client, prompts(11, count=4, longest=440, shortest=400))
+        found, traffic = asyncio.run(drained(kubelet.terminate, Traffic(client.url, [*known, *long])))
     assert (found["code"], found["cut"], traffic.wrong) == (0, 0, [])
+    assert found["late"] > 0
     log = (tmp_path / "log").read_text()
     assert "files agree with the checksums of the deployment" in log
     assert KEY not in log
