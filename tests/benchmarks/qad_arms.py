@@ -54,9 +54,9 @@ def log_likelihoods(model: PreTrainedModel, weight: Tensor, items: list[tuple[li
 
 
 def figures(run: Run, items: list[tuple[list[int], int]]) -> dict[str, Any]:
-    """Measure the student on every held-out sequence and every item: sums, so that they can be resampled."""
+    """Measure the student on the held-out sequences and every item: sums, so that they can be resampled."""
     parts = []
-    for index in range(len(run.held_out)):
+    for index in range(min(run.config.evaluation_sequences, len(run.held_out))):
         found = distance(run.student, run.teacher_held_out, run.teacher_head, run.held_out, [index])
         if found.tokens:
             parts.append((found.kl * found.tokens, found.top1_agreement * found.tokens, found.tokens))
@@ -64,30 +64,43 @@ def figures(run: Run, items: list[tuple[list[int], int]]) -> dict[str, Any]:
     with run.student.frozen():
         likelihoods = log_likelihoods(run.student.model, run.student.head(), items)
     changed = run.student.codes_changed()
-    return {"kl": kl, "agreed": agreed, "tokens": tokens, "code": likelihoods, "codes_changed": changed}
+    of_head = None
+    if (head := run.student.layers.get("lm_head")) is not None:
+        of_head = float((head.codes.cpu() != run.student.start["lm_head"]).float().mean())
+    return {
+        "kl": kl,
+        "agreed": agreed,
+        "tokens": tokens,
+        "code": likelihoods,
+        "codes_changed": changed,
+        "of_head": of_head,
+    }
 
 
 def distil(
-    arm: dict[str, Any], settings: dict[str, Any], folders: dict[str, Path], items: list[tuple[list[int], int]]
+    arm: dict[str, Any],
+    settings: dict[str, Any],
+    folders: dict[str, Path],
+    items: list[tuple[list[int], int]],
+    steps: int,
 ) -> dict[str, Any]:
-    """Train one arm; return the :func:`figures` before and after, and the losses.
+    """Train one arm and return its :func:`figures`.
 
     Args:
         arm: ``estimated``: scales from each step's latents; ``masters``: the type to which they are rounded each step.
         settings: of the stage.
         folders: ``teacher``, ``student`` and ``sequences``.
         items: of :func:`code_items`.
+        steps: to take of the settings' course; 0: measure the start.
     """
     with tempfile.TemporaryDirectory() as scratch:
         run = Run(Config(**settings), folders["teacher"], folders["student"], folders["sequences"], Path(scratch))
-        before = figures(run, items)
         for layer in run.student.layers.values():
             if arm["estimated"]:
                 layer.__class__ = Estimated
-        losses = []
-        for step in range(run.config.steps):
-            losses.append(run.step(step)["loss"])
+        for step in range(steps):
+            run.step(step)
             if arm["masters"] != "float32":
                 for master in run.student.masters():
                     master.data.copy_(master.data.to(getattr(torch, arm["masters"])))
-        return {"before": before, "after": figures(run, items), "losses": losses}
+        return figures(run, items)

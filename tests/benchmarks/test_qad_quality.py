@@ -1,6 +1,7 @@
 import gzip
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -47,19 +48,17 @@ def test_likelihoods_are_those_of_the_whole_logits(folders, items):
 
 def test_every_arm_becomes_rows_of_the_study(folders, items):
     arms = ("qad", "qad, scales re-estimated each step", "qad, bf16 masters")
-    results = {}
-    for name in arms:
-        arm = qad_quality.ARMS[name]
-        done = qad_arms.distil(qad_quality.asdict(arm), SETTINGS, folders, items)
-        results[name] = [done, done]
-    before = [results[name][0]["before"]["kl"] for name in arms]
-    after = [sum(results[name][0]["after"]["kl"]) for name in arms]
-    assert before[0] == before[1] == before[2]
-    assert len(set(after)) == 3
+    start, *done = (
+        qad_arms.distil(asdict(arm), SETTINGS, folders, items, steps)
+        for arm, steps in ((qad_quality.Arm(), 0), *((qad_quality.ARMS[name], SETTINGS["steps"]) for name in arms))
+    )
+    assert start["codes_changed"] == 0
+    assert len({sum(one["kl"]) for one in (start, *done)}) == 4
     lengths = [len(ids) - start for ids, start in items]
-    rows = qad_quality.table("toy", results, results["qad"][0]["before"]["code"], lengths)
+    results = {name: [one, one] for name, one in zip(arms, done, strict=True)}
+    rows = qad_quality.table("toy", {None: start}, results, start["code"], lengths)
     found = {(row["variant"], row["metric"]): row for row in rows}
-    assert found["toy: qad", "kl_ratio_qad_to_ptq"]["value"] == pytest.approx(after[0] / sum(before[0]))
+    assert found["toy: qad", "kl_ratio_qad_to_ptq"]["value"] == pytest.approx(sum(done[0]["kl"]) / sum(start["kl"]))
     assert found["toy: teacher", "code_log_likelihood"]["value"] == found["toy: ptq", "code_log_likelihood"]["value"]
     assert found["toy: qad", "codes_changed"]["value"] > 0
 
