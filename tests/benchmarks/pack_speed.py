@@ -74,8 +74,9 @@ def main() -> int:
         skeleton(arguments.peak / "student")  # imports the architecture
         print(peak_of(lambda: ours(arguments.peak, arguments.peak / "out")))
         return 0
-    memory = tempfile.TemporaryDirectory(dir="/dev/shm")
-    with memory as sources, tempfile.TemporaryDirectory(dir=study.ROOT / ".qdflash") as disk:
+    home = study.ROOT / ".qdflash"
+    home.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as sources, tempfile.TemporaryDirectory(dir=home) as disk:
         whole = make(Path(sources, "whole"))
         seconds = alternate(whole, Path(disk), STEPS)
         shutil.rmtree(whole)
