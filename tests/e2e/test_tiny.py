@@ -90,7 +90,7 @@ def test_the_figures_of_the_run_make_sense(own_home):
         return json.loads(qdflash(own_home, "artifacts", "show", tasks[name]["digest"], "--json").stdout)["metrics"]
 
     regenerated = metrics("regen_a")
-    assert regenerated["rows"] == regenerated["written"] == 40
+    assert regenerated["rows"] == regenerated["written"] == 140
     assert metrics("qad")["kl_after"] < metrics("qad")["kl_before"]
     assert 0 < metrics("qad")["codes_changed"] < 1
     pair = metrics("measure_pair")
