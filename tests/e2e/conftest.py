@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import docker
@@ -18,7 +19,8 @@ from pipelines.images_cli import app as images_app
 from tests.e2e import machine, wheelhouse
 from tests.e2e.command import QDFLASH
 
-CAP_SYS_ADMIN = 21  # linux/capability.h
+FORBIDDEN = ("not permitted", "permission denied", "not supported", "isn't mounted")
+"""In dockerd's last words where the kernel, or the container that this runs in, refuses mounts or cgroups."""
 ALONE = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false")
 
 
@@ -39,10 +41,6 @@ def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[docker.D
     daemon = shutil.which("dockerd")
     if daemon is None or os.getuid() != 0:
         pytest.skip("containers are tested by root with dockerd (Debian: apt-get install docker.io docker-registry)")
-    status = Path("/proc/self/status").read_text().splitlines()
-    rights = next(line.split()[1] for line in status if line.startswith("CapEff:"))
-    if not int(rights, 16) >> CAP_SYS_ADMIN & 1:
-        pytest.skip("dockerd needs CAP_SYS_ADMIN to mount, which root of this container lacks")
     folder = tmp_path_factory.mktemp("docker")
     arguments = ["--data-root", folder / "data", "--exec-root", folder / "exec", "-p", folder / "pid", *ALONE]
     address = f"unix://{folder}/socket"
@@ -66,7 +64,10 @@ def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[docker.D
 def _answering(process: subprocess.Popen[bytes], log: Path) -> docker.DockerClient:
     for _ in range(300):
         if process.poll() is not None:
-            pytest.skip(f"dockerd does not run on this machine: {log.read_text()[-500:]}")
+            last = log.read_text().splitlines()[-1]
+            if any(one in last for one in FORBIDDEN):
+                pytest.skip(f"dockerd is not let run here: {last}")
+            break
         try:
             return images.engine()
         except images.UserError:
@@ -125,30 +126,42 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def wheels(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Future[Path]]]:
+    """Begin to fetch the wheels of a role's lock, once; that is mostly waiting, so roles may be asked for ahead."""
+    with ThreadPoolExecutor() as pool:
+
+        @functools.cache
+        def asked(role: str) -> Future[Path]:
+            lock = checkout / "locks" / ("core.txt" if role == "core" else f"{role}-cpu.txt")
+            return pool.submit(wheelhouse.fetch, lock, tmp_path_factory.mktemp("wheels"))
+
+        yield asked
+
+
+@pytest.fixture(scope="session")
 def role_image(
     docker_engine: docker.DockerClient,
     base_image: str,
     builder_image: str,
     checkout: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    wheels: Callable[[str], Future[Path]],
 ) -> Callable[[str], str]:
     """Return a role's image as ``NAME@sha256:ID``: built as a user builds it, from its committed lock, once."""
 
     @functools.cache
     def built(role: str) -> str:
         words = ["build", "--base", base_image, "--builder", builder_image, "--role", role, "--accelerator", "cpu"]
-        lock = checkout / "locks" / ("core.txt" if role == "core" else f"{role}-cpu.txt")
-        folder = tmp_path_factory.mktemp("wheels")
-        with wheelhouse.serving(lock, folder) as wheels, pytest.MonkeyPatch.context() as patch:
+        folder = wheels(role).result()
+        docker_engine.images.prune()  # the layers that other roles' packages were installed in: as large as the images
+        with wheelhouse.serving(folder) as address, pytest.MonkeyPatch.context() as patch:
             for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
                 patch.delenv(name, raising=False)
             patch.setenv("PIP_NO_INDEX", "1")
-            patch.setenv("PIP_FIND_LINKS", wheels)
+            patch.setenv("PIP_FIND_LINKS", address)
             patch.setattr(images, "ROOT", checkout)
             done = CliRunner().invoke(images_app, words, catch_exceptions=False)
         assert done.exit_code == 0, done.output
         shutil.rmtree(folder)
-        docker_engine.images.prune()  # the layers that packages were installed in: as large as the image once more
         return done.stdout.strip().splitlines()[-1].split()[1]
 
     return built

@@ -19,13 +19,18 @@ class _Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def serving(lock: Path, folder: Path) -> Iterator[str]:
-    """Fetch the wheels of ``lock`` into ``folder`` as pip is configured to; yield where a build finds them."""
+def fetch(lock: Path, folder: Path) -> Path:
+    """Fetch the wheels of ``lock`` into ``folder`` as pip is configured to, and return it."""
     wheel = [machine.VENVS / "train/bin/python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-cache-dir"]
     for wanted in (["-r", lock], [CODE]):  # apart: a lock may have another setuptools
         done = subprocess.run([*wheel, "--wheel-dir", folder, *wanted], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Yield where a build finds the wheels of ``folder``."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
