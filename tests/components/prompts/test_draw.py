@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import runpy
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from components.chats.rows import read_rows, write_rows
 from components.chats.template import Template
@@ -313,3 +315,15 @@ def test_the_shipped_prompts_are_distinct_and_of_several_kinds(source: Source, n
     assert len(rows) >= least
     assert statistics["dropped"] == {}
     assert len(statistics["categories"]) >= 5
+
+
+def test_the_composed_prompts_are_those_of_their_parts_and_share_no_subject_with_the_held_out_ones() -> None:
+    folder = Path(__file__).parents[3] / "pipelines" / "recipes" / "smol-h200"
+    trained, held_out = runpy.run_path(str(folder / "compose.py"))["compose"]()
+    assert parquet.read_table(folder / "prompts.parquet").to_pylist() == trained
+    assert parquet.read_table(folder / "held_out.parquet").to_pylist() == held_out
+    of = [{row["id"].rpartition("-")[0] for row in rows} for rows in (trained, held_out)]  # category and subject
+    assert min(map(len, of)) > 20
+    assert of[0].isdisjoint(of[1])
+    subjects = json.loads((folder / "parts.json").read_text())["subjects"]["topics"]
+    assert len({subject.casefold() for subject in subjects}) == len(subjects)
