@@ -1,8 +1,7 @@
 # make setup   the three environments (.venv/core, .venv/train, .venv/vllm) from locks/
 # make demo    setup, then a real small model from prompts to a served pair
 # make check   lint, types and the fast tests (under 3 minutes on 2 cores)
-# make test    every test but the next; make test-{vllm,train,e2e,core,memory} one part of them
-# make test-containers   the tiny recipe whole in containers, whose images it builds (root, dockerd, 15 GB of disk)
+# make test    every test; make test-{vllm,train,e2e,containers,core,memory} one part of them
 # make lint    lint and types only
 # make clean   remove the environments and caches (not the artifacts in .qdflash)
 
@@ -23,12 +22,12 @@ core_tests := $(CORE:%=tests/components/%) tests/pipelines tests/images tests/ch
 long_test := tests/components/prompts/test_memory.py
 train_tests := $(TRAIN:%=tests/components/%) tests/benchmarks
 vllm_tests := $(VLLM:%=tests/components/%)
-# images of all roles: 15 GB of disk, ten minutes more
-whole_test := tests/e2e/test_tiny_in_containers.py
+# they share a Docker engine and the images that they build
+container_tests := tests/e2e/test_containers.py tests/e2e/test_tiny_in_containers.py
 # the longest first
-suites := e2e vllm train core memory
+suites := vllm train containers e2e core memory
 
-.PHONY: setup demo test test-containers check lint clean $(suites:%=test-%)
+.PHONY: setup demo test check lint clean $(suites:%=test-%)
 
 setup:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null || {
@@ -64,10 +63,10 @@ test-core:
 	@.venv/core/bin/python -m pytest -q --ignore $(long_test) $(core_tests)
 
 test-e2e:
-	@.venv/core/bin/python -m pytest -q --ignore $(whole_test) tests/e2e
+	@.venv/core/bin/python -m pytest -q $(container_tests:%=--ignore %) tests/e2e
 
-test-containers: setup
-	@.venv/core/bin/python -m pytest -q $(whole_test)
+test-containers:
+	@.venv/core/bin/python -m pytest -q $(container_tests)
 
 test-memory:
 	@.venv/core/bin/python -m pytest -q $(long_test)
