@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from threading import Lock
 from typing import Any
@@ -27,7 +27,7 @@ class Ledger:
 
     def item(self, name: str, ask: Ask) -> Record:
         """Return the record called ``name``, asking for it only when there is none yet."""
-        part = f"items/{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+        part = _part(name)
         if part in self._known:
             data = self._output.work.get(part)
             assert data is not None, f"work part {part} vanished"
@@ -39,6 +39,12 @@ class Ledger:
             self._done += 1
             self._output.log.progress(self._done, self._total, item=name[:40])
         return record
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop the records of these names, so that a later run asks for them again."""
+        for part in map(_part, names):
+            self._output.work.delete(part)
+            self._known.discard(part)
 
     def items(self, asks: dict[str, Ask], concurrency: int) -> list[Record]:
         """Return the records of ``asks`` in order, asking up to ``concurrency`` at the same time.
@@ -56,3 +62,7 @@ class Ledger:
             if not future.cancelled() and (error := future.exception()):
                 raise error
         return [future.result() for future in futures]
+
+
+def _part(name: str) -> str:
+    return f"items/{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"

@@ -148,6 +148,8 @@ def _read(files: dict[str, Path], name: str, fields: tuple[str, ...]) -> list[Ro
             row = json.loads(line)
         except ValueError as error:
             raise UserError(f"quality: {name}:{number} is not a JSON row") from error
+        if not isinstance(row, dict):
+            raise UserError(f"quality: {name}:{number} is not a JSON row")
         if missing := [field for field in fields if field not in row]:
             raise UserError(f"quality: {name}:{number} has no field {missing[0]!r}; see the data set's own schema")
         rows.append(row)

@@ -197,15 +197,20 @@ def measure_latency(benches: Sequence[Bench]) -> list[Row]:
         bench.write("latency.json", {name: {**found[name], "samples": timed[name]} for name in found})
         for name in found:
             if not found[name]["n"]:
+                bench.ledger.forget(_latency_keys(name, bench.config.latency[name]))
                 first = timed[name][0]["failed"]
                 raise UserError(f"measure: all {len(timed[name])} requests of latency.{name} failed: {first}")
         figures.append(found)
     return figures
 
 
+def _latency_keys(name: str, regime: "Regime") -> list[str]:
+    return [f"latency/{name}/{number}" for number in range(regime.warmups + regime.samples)]
+
+
 def _latency_asks(bench: Bench, name: str, regime: "Regime") -> dict[str, Ask]:
     asks: dict[str, Ask] = {}
-    keys = [f"latency/{name}/{number}" for number in range(regime.warmups + regime.samples)]
+    keys = _latency_keys(name, regime)
     count, seed = regime.input_tokens, bench.config.seed
     if bench.texts:
         prompts = latency.slices(bench.tokenizer, bench.texts, count, len(keys))

@@ -3,7 +3,8 @@
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,25 +77,27 @@ class Client:
         if logprobs is not None:
             body["logprobs"] = logprobs
         answer, seconds = self._post(self._completions, body)
-        choice = answer["choices"][0]
-        given = (choice.get("logprobs") or {}).get("top_logprobs") or []
-        return Completion(
-            text=choice["text"],
-            prompt_token_ids=choice.get("prompt_token_ids") or [],
-            token_ids=choice.get("token_ids") or [],
-            prompt_tokens=answer["usage"]["prompt_tokens"],
-            tokens=answer["usage"]["completion_tokens"],
-            finish_reason=choice["finish_reason"],
-            logprobs=[{_token_id(token): value for token, value in position.items()} for position in given],
-            seconds=seconds,
-        )
+        with _understood(self.url + self._completions):
+            choice = answer["choices"][0]
+            given = (choice.get("logprobs") or {}).get("top_logprobs") or []
+            return Completion(
+                text=choice["text"],
+                prompt_token_ids=choice.get("prompt_token_ids") or [],
+                token_ids=choice.get("token_ids") or [],
+                prompt_tokens=answer["usage"]["prompt_tokens"],
+                tokens=answer["usage"]["completion_tokens"],
+                finish_reason=choice["finish_reason"],
+                logprobs=[{_token_id(token): value for token, value in position.items()} for position in given],
+                seconds=seconds,
+            )
 
     def continuations(self, prompt: Sequence[int], count: int, *, max_tokens: int, **sampling: Any) -> list[list[int]]:
         """Draw ``count`` continuations of one prompt in one request; return their token ids."""
         body = self._body(max_tokens, sampling.pop("temperature"), sampling)
         body.update(prompt=list(prompt), n=count)
         answer, _ = self._post(self._completions, body)
-        return [choice.get("token_ids") or [] for choice in answer["choices"]]
+        with _understood(self.url + self._completions):
+            return [choice.get("token_ids") or [] for choice in answer["choices"]]
 
     def chat(
         self,
@@ -112,23 +115,24 @@ class Client:
         if logprobs is not None:
             body.update(logprobs=True, top_logprobs=logprobs)
         answer, seconds = self._post(self._chat, body)
-        choice = answer["choices"][0]
-        message = choice["message"]
-        given = (choice.get("logprobs") or {}).get("content") or []
-        return Completion(
-            text=message.get("content") or "",
-            prompt_token_ids=answer.get("prompt_token_ids") or [],
-            token_ids=choice.get("token_ids") or [],
-            prompt_tokens=answer["usage"]["prompt_tokens"],
-            tokens=answer["usage"]["completion_tokens"],
-            finish_reason=choice["finish_reason"],
-            logprobs=[
-                {_token_id(one["token"]): one["logprob"] for one in [*position["top_logprobs"], position]}
-                for position in given
-            ],
-            seconds=seconds,
-            reasoning=message.get("reasoning"),
-        )
+        with _understood(self.url + self._chat):
+            choice = answer["choices"][0]
+            message = choice["message"]
+            given = (choice.get("logprobs") or {}).get("content") or []
+            return Completion(
+                text=message.get("content") or "",
+                prompt_token_ids=answer.get("prompt_token_ids") or [],
+                token_ids=choice.get("token_ids") or [],
+                prompt_tokens=answer["usage"]["prompt_tokens"],
+                tokens=answer["usage"]["completion_tokens"],
+                finish_reason=choice["finish_reason"],
+                logprobs=[
+                    {_token_id(one["token"]): one["logprob"] for one in [*position["top_logprobs"], position]}
+                    for position in given
+                ],
+                seconds=seconds,
+                reasoning=message.get("reasoning"),
+            )
 
     def stream(
         self, prompt: Sequence[int] | str, *, max_tokens: int, temperature: float = 0.0, **sampling: Any
@@ -144,7 +148,10 @@ class Client:
         finish_reason, first = "", None
         started = time.perf_counter()
         try:
-            with self._http.stream("POST", self._completions, json=body) as response:
+            with (
+                self._http.stream("POST", self._completions, json=body) as response,
+                _understood(self.url + self._completions),
+            ):
                 if response.status_code != 200:
                     response.read()
                     raise _refused(response)
@@ -194,11 +201,15 @@ class Client:
 
     def tokenize(self, **asked: Any) -> list[int]:
         """Return token ids from vLLM's ``/tokenize``, of a ``prompt`` or of ``messages``."""
-        return self._post("/tokenize", {"model": self.model, **asked})[0]["tokens"]
+        answer, _ = self._post("/tokenize", {"model": self.model, **asked})
+        with _understood(f"{self.url}/tokenize"):
+            return answer["tokens"]
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""
-        return self._post("/detokenize", {"model": self.model, "tokens": list(tokens)})[0]["prompt"]
+        answer, _ = self._post("/detokenize", {"model": self.model, "tokens": list(tokens)})
+        with _understood(f"{self.url}/detokenize"):
+            return answer["prompt"]
 
     def metrics(self) -> Metrics:
         """Scrape ``/metrics``. Speculation counters are 0 (and positions empty) without a drafter."""
@@ -243,7 +254,8 @@ class Client:
         seconds = time.perf_counter() - started
         if response.status_code != 200:
             raise _refused(response)
-        return response.json(), seconds
+        with _understood(self.url + path):
+            return response.json(), seconds
 
     def _get(self, path: str) -> httpx.Response:
         try:
@@ -257,6 +269,16 @@ class Client:
 
 def _token_id(token: str) -> int:
     return int(token.removeprefix("token_id:"))
+
+
+@contextmanager
+def _understood(url: str) -> Iterator[None]:
+    """Turn an answer that is not of the API's form into one line that names who gave it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        said = one_line(error, 120)
+        raise StageError(f"{url}: the answer is not of the OpenAI API's form ({said})") from error
 
 
 def _refused(response: httpx.Response) -> StageError:

@@ -27,6 +27,10 @@ class Work:
         """Return a part's bytes, or None."""
         return self.store.read(f"{self.prefix}/parts/{name}")
 
+    def delete(self, name: str) -> None:
+        """Remove a part; none of that name is no error."""
+        self.store.delete(f"{self.prefix}/parts/{name}")
+
     def names(self, prefix: str = "") -> list[str]:
         """List the parts whose name starts with ``prefix``, sorted."""
         cut = len(f"{self.prefix}/parts/")

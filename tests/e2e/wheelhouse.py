@@ -1,13 +1,13 @@
 """A wheelhouse: the packages of a lock as wheels, served on loopback while an image is built from them."""
 
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
+from tests import loopback
 from tests.e2e import machine
 
 CODE = "setuptools==84.2.1"
@@ -31,12 +31,5 @@ def fetch(lock: Path, folder: Path) -> Path:
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
     """Yield where a build finds the wheels of ``folder``."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with loopback.serving(partial(_Quiet, directory=str(folder))) as (_, url):
+        yield f"{url}/"

@@ -2,16 +2,16 @@
 
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import kubernetes
 
+from tests import loopback
 from tests.kubernetes_api import forwarding
 from tests.kubernetes_api.discovery import REVIEW, Rights, allows, discovered, reviewed
 from tests.kubernetes_api.refusal import Refused
@@ -66,16 +66,10 @@ class Api:
 def serving() -> Iterator[Api]:
     """Serve on a free port of loopback, with one namespace and a token that may do everything."""
     state = State(rights={ADMIN: ("admin", None)})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"state": state}))
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    api = Api(f"http://127.0.0.1:{server.server_port}", state)
-    api.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    try:
+    with loopback.serving(type("Bound", (Handler,), {"state": state})) as (_, url):
+        api = Api(url, state)
+        api.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         yield api
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -8,18 +8,19 @@ fit is refused as the server would. It runs nothing: a test says how a run and i
 import json
 import re
 import ssl
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import kfp_server_api
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
+
+from tests import loopback
 
 TOKEN = "a-token"
 NAMESPACE = "qdflash"
@@ -167,13 +168,5 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, State]]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    if tls:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}", state
-    finally:
-        server.shutdown()
-        server.server_close()
+    with loopback.serving(Handler, tls) as (_, url):
+        yield url, state

@@ -4,10 +4,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +19,7 @@ from components.measure.endpoint import connect
 from components.measure.job import Job
 from components.measure.stage import Config, Regime
 from pipelines.interpreters import interpreter
+from tests.loopback import serving
 
 pytestmark = pytest.mark.slow
 QUESTIONS = ["Name a cat.", "Name a dog.", "What is a prime number?", "What is the capital of France?"]
@@ -219,24 +218,10 @@ def test_scores_are_those_of_lm_evals_own_command_line(bench, server, ifeval, tm
     assert (paired["value"], paired["n"], paired["gained"], paired["lost"]) == (0, 8, 0, 0)
 
 
-@contextmanager
-def serving(handler):
-    """Serve HTTP on loopback for the time of a block."""
-    running = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=running.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{running.server_port}"
-    finally:
-        running.shutdown()
-        running.server_close()
-        thread.join()
-
-
 @pytest.fixture
 def web():
     """A server that serves no model."""
-    with serving(SimpleHTTPRequestHandler) as url:
+    with serving(SimpleHTTPRequestHandler) as (_, url):
         yield url
 
 
@@ -276,7 +261,7 @@ def test_a_server_without_vllms_additions_is_timed_and_its_failures_count(tiny_m
     monkeypatch.setenv("QDFLASH_HOME", str(tmp_path / "home"))
     regime = Regime(input_tokens=20, output_tokens=4, warmups=0, samples=9)
     asked = {"config": Config(latency={"one": regime}), "tokenizer": tiny_model}
-    with serving(Plain) as url:
+    with serving(Plain) as (_, url):
         result = run(Job(kind="latency", urls=(url,), **asked), tmp_path / "out", tmp_path / "scratch")
         (figures,) = result["figures"]
         assert (figures["one"]["n"], figures["one"]["failed"], figures["one"]["tokens"]) == (6, 3, 4)

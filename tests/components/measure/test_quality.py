@@ -103,3 +103,9 @@ def test_scores_on_the_same_items_are_compared_in_pairs():
     assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * error, rel=0.15)
     assert paired(better, baseline[::-1], 0) is None
     assert paired(better, [], 0) is None
+
+
+def test_a_row_that_is_no_object_is_named(tmp_path):
+    (tmp_path / "ifeval.jsonl").write_text('["key", "prompt", "instruction_id_list", "kwargs"]\n')
+    with pytest.raises(UserError, match=r"ifeval\.jsonl:1 is not a JSON row"):
+        select_rows("ifeval", {"ifeval.jsonl": tmp_path / "ifeval.jsonl"}, None, 0)

@@ -8,10 +8,12 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from urllib.parse import unquote, urlsplit
+
+from tests.loopback import serving
 
 TOKEN = "hf_accepted"
 
@@ -97,15 +99,8 @@ def serve(*repositories: tuple[str, str, Path], pause: Event | None = None) -> I
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as (_, url):
+        yield url, asked
 
 
 def entry(files: dict[str, Path], name: str) -> dict:

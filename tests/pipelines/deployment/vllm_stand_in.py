@@ -4,12 +4,13 @@ It generates nothing: answers are canned, and each request counts as many drafts
 """
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests import loopback
 
 PAGE = """# TYPE vllm:spec_decode_num_drafts_total counter
 vllm:spec_decode_num_drafts_total{{model_name="pair"}} {drafts}
@@ -84,11 +85,6 @@ def serving() -> Iterator[Server]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state = Server(("127.0.0.1", server.server_port))
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
+    with loopback.serving(Handler) as (server, _):
+        state = Server(("127.0.0.1", server.server_port))
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
