@@ -10,6 +10,7 @@ import jinja2
 from components.measure import cost
 from components.report import plots
 from components.report.collect import TaskRecord
+from components.report.lineage import drawing
 from components.report.table import (
     COLUMNS,
     Tasks,
@@ -58,6 +59,7 @@ def render_runs(title: str, runs: dict[str, Tasks], samples: int) -> tuple[str, 
         for run, its in runs.items()
         for name, task in its.items()
     }
+    makers = {task.uri: task for task in tasks.values()}
     each = [{name: task for name, task in tasks.items() if run_of(name) == run} for run in runs]
     sections = {
         "verdict": [{"run": run_of(name), **task.metrics} for name, task in tasks.items() if task.stage == "gate"],
@@ -67,9 +69,9 @@ def render_runs(title: str, runs: dict[str, Tasks], samples: int) -> tuple[str, 
         "figures": figures(tasks),
         "training": [row for one in each for row in training(one)],
         "samples": side_by_side(tasks, samples),
-        "lineage": list({task.uri: task for task in tasks.values()}.values()),
+        "lineage": list(makers.values()),
     }
-    told = {"terms": TERMS, "makers": {task.uri: task for task in tasks.values()}}
+    told = {"terms": TERMS, "makers": makers, "graph": drawing(list(makers.values()))}
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters["figure"] = number
     template = environment.from_string(files("components.report").joinpath("page.html.jinja").read_text("utf-8"))

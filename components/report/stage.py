@@ -10,7 +10,7 @@ from components.contract.errors import UserError
 from components.contract.stage import Port
 
 ROLE = "core"
-VERSION = 12
+VERSION = 13
 INPUTS = {"stages": Port("every artifact of the run", many=True)}
 OUTPUTS = {"index.html": "the page: no network, no script, light and dark, printable"}
 PAGE = "index.html"

@@ -118,7 +118,7 @@ def test_the_page_carries_every_figure_and_needs_nothing_else(tasks):
         "http://creativecommons.org", ""
     )
     assert {target.removeprefix("#") for target in page.targets} <= page.ids
-    assert page.svgs == 6
+    assert page.svgs == 7
     assert {"verdict", "comparison", "notes", "figures", "training", "samples", "lineage"} == set(sections)
     for figure in (
         "1.4 [1.2, 1.6], n = 24",
