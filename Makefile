@@ -51,7 +51,7 @@ check: lint
 
 test: lint
 	@echo "test: $(suites), two at a time; each prints when it has ended"
-	$(MAKE) --no-print-directory -j2 --output-sync=target $(suites:%=test-%)
+	$(MAKE) --no-print-directory --keep-going -j2 --output-sync=target $(suites:%=test-%)
 
 test-vllm:
 	@.venv/vllm/bin/python -m pytest -q $(vllm_tests)

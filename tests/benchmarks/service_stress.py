@@ -103,12 +103,13 @@ def slope(samples: list[tuple[int, float]]) -> float:
 def stressed(
     kubelet: Kubelet, client: Client, asked: Asked, requests: int, slow: int, variant: str = "traffic"
 ) -> list[dict[str, Any]]:
-    """Return the rows of the traffic, with memory from its first request on."""
+    """Return the rows of the traffic, with memory from its first request to its last."""
     traffic = Traffic(client.url, asked)
     began, pids = time.monotonic(), set(members(kubelet.pid))
     traffic.found.rss.append((0, rss_mb(kubelet.pid)))
     asyncio.run(traffic.run(requests, slow, lambda: rss_mb(kubelet.pid)))
     seconds, found = time.monotonic() - began, traffic.found
+    found.rss.append((found.requests, rss_mb(kubelet.pid)))
     while not client.is_idle():
         assert time.monotonic() < began + seconds + 60, "requests of clients that are gone are still running"
         time.sleep(0.5)

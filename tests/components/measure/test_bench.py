@@ -3,10 +3,8 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,73 +147,6 @@ def test_parity_with_itself_holds(bench, server, tiny_model):
         assert figures["repeated"]["greedy"] == figures["repeated"]["seeded"] == {"compared": 4, "equal": 4}
     for name in sampling.SETTINGS:
         assert result["comparison"]["sampled"]["tests"][name]["draws"] == 6 * 16
-
-
-IFEVAL = [
-    ("punctuation:no_comma", {}),
-    ("length_constraints:number_words", {"relation": "at least", "num_words": 5}),
-    ("length_constraints:number_words", {"relation": "less than", "num_words": 3}),
-    ("change_case:english_lowercase", {}),
-    ("startend:quotation", {}),
-    ("keywords:forbidden_words", {"forbidden_words": ["cat"]}),
-]
-
-
-@pytest.fixture
-def ifeval(tmp_path):
-    """Two instructions an item, in the data set's schema: where every other one of an item's fields is null."""
-    path = tmp_path / "items" / "ifeval.jsonl"
-    path.parent.mkdir()
-    rows = []
-    for key in range(8):
-        chosen = [IFEVAL[key % 6], IFEVAL[(key + 2) % 6]]
-        names = {name: None for _, settings in IFEVAL for name in settings}
-        rows.append(
-            {
-                "key": key,
-                "prompt": f"{QUESTIONS[key % 4]} Answer {key}.",
-                "instruction_id_list": [name for name, _ in chosen],
-                "kwargs": [{**names, **settings} for _, settings in chosen],
-            }
-        )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def test_scores_are_those_of_lm_evals_own_command_line(bench, server, ifeval, tmp_path):
-    import lm_eval.tasks
-
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    theirs = Path(lm_eval.tasks.__file__).parent / "ifeval" / "ifeval.yaml"
-    data = {"data_files": {"train": str(ifeval)}, "cache_dir": str(tmp_path / "cache")}
-    (folder / "local.yaml").write_text(
-        f"include: {theirs}\ntask: ifeval_local\ndataset_path: json\ndataset_kwargs: {json.dumps(data)}\n"
-    )
-    (tmp_path / "nltk" / "tokenizers" / "punkt_tab").mkdir(parents=True)  # not read; its absence means a download
-    argv = [str(Path(sys.executable).with_name("lm_eval")), "--model", "local-chat-completions"]
-    argv += ["--model_args", f"base_url={server.url}/v1/chat/completions,model=qdflash", "--tasks", "ifeval_local"]
-    argv += ["--include_path", str(folder), "--apply_chat_template", "--gen_kwargs", "max_gen_toks=40"]
-    argv += ["--log_samples", "--output_path", str(tmp_path / "theirs")]
-    environment = {**os.environ, "NLTK_DATA": str(tmp_path / "nltk"), "HF_HOME": str(tmp_path / "hf")}
-    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as cli:
-        words = ("--suite", "ifeval", "--data", str(ifeval.parent), "--max-tokens", "40", "--concurrency", "4")
-        code, result, said = bench("quality", server.url, server.url, *words, "--json", "-o", str(tmp_path / "ours"))
-        log = cli.communicate(timeout=300)[0]
-    assert code == 0, said
-    assert cli.returncode == 0, log[-3000:]
-    (path,) = (tmp_path / "theirs").rglob("samples_*.jsonl")
-    samples = sorted(map(json.loads, path.read_text().splitlines()), key=lambda one: one["doc_id"])
-    ours = json.loads((tmp_path / "ours" / "measured" / "quality.json").read_text())["ifeval"]
-    assert [one["text"] for one in ours["samples"]] == [one["filtered_resps"][0] for one in samples]
-    marks = [one["inst_level_strict_acc"] for one in samples]
-    assert [one["marks"] for one in ours["samples"]] == marks
-    assert {mark for many in marks for mark in many} == {True, False}
-    (path,) = (tmp_path / "theirs").rglob("results_*.json")
-    score = json.loads(path.read_text())["results"]["ifeval_local"]["inst_level_strict_acc,none"]
-    assert result["figures"][0]["ifeval"]["score"] == pytest.approx(score)
-    paired = result["comparison"]["paired"]["ifeval"]
-    assert (paired["value"], paired["n"], paired["gained"], paired["lost"]) == (0, 8, 0, 0)
 
 
 @pytest.fixture
