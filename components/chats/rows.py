@@ -20,9 +20,27 @@ def read_rows(place: Path) -> Iterator[Row]:
     for path in [place] if place.is_file() else sorted(place.glob("*.jsonl")):
         for number, line in enumerate(read_lines(path), 1):
             try:
-                yield json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}:{number}: not a JSON row; the file is torn or not JSONL") from error
+                row = parse_row(line)
+            except ValueError as error:
+                raise UserError(f"{path}:{number}: not a JSON row ({error}); the file is torn or not JSONL") from error
+            yield row
+
+
+def parse_row(line: str) -> Row:
+    """Return a line's row.
+
+    Raises:
+        ValueError: it is no JSON object, or a text of it ends in half a surrogate pair, which nothing can encode.
+    """
+    try:
+        row = json.loads(line)
+        if "\\u" in line:
+            json.dumps(row, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(row, dict):
+        raise ValueError("no JSON object")
+    return row
 
 
 def prompts_of(place: Path) -> Iterator[Row]:

@@ -4,12 +4,11 @@ A source is a list of shards, each read from front to back.
 """
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.chats.rows import Row, read_lines
+from components.chats.rows import Row, parse_row, read_lines
 from components.contract.errors import UserError, one_line
 
 COLUMNS = ("id", "uuid", "category", "conversations", "messages")
@@ -38,13 +37,9 @@ def _jsonl(path: Path, start: int) -> Iterator[Row]:
     lines = (line for line in read_lines(path) if line.strip())
     for number, line in enumerate(itertools.islice(lines, start, None), start + 1):
         try:
-            row = json.loads(line)
-            if "\\u" in line:
-                json.dumps(row, ensure_ascii=False).encode()  # an escape may be half a surrogate pair
-        except (ValueError, RecursionError) as error:
+            row = parse_row(line)
+        except ValueError as error:
             raise UserError(f"{path.name}: row {number} is not JSON ({one_line(error, 120)})") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{path.name}: row {number} is not a JSON object")
         yield row
     if number == start == 0:
         raise UserError(f"{path}: no prompts in it; a row is {{id?, category?, conversations: [{{role, content}}]}}")

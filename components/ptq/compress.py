@@ -26,7 +26,7 @@ from components.contract.log import Log
 def check_groups(
     model: nn.Module, group_size: int, ignore: list[str], folder: Path, head_group: int | None = None
 ) -> None:
-    """Demand that the weights of every linear that will be quantised are finite, in whole groups of inputs."""
+    """Demand that all parameters are finite, and the inputs of every linear that will be quantised in whole groups."""
     chosen = [
         (name, one) for name, one in model.named_modules() if isinstance(one, nn.Linear) and not _matches(name, ignore)
     ]
@@ -39,8 +39,9 @@ def check_groups(
                 f"{folder}: {name} has {linear.in_features} inputs, which groups of {size} do not divide; "
                 "choose another group_size or ignore the module"
             )
-        if not linear.weight.isfinite().all():
-            raise UserError(f"{folder}: {name} has weights that are not finite; the model is damaged")
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise UserError(f"{folder}: {name} has values that are not finite; the model is damaged")
 
 
 def with_head(model: PreTrainedModel, ignore: list[str]) -> list[str]:

@@ -62,7 +62,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     from components.checkpoint.census import check_fused, compare, unquantized
     from components.checkpoint.config import quantization, read_config
     from components.checkpoint.grid import quantized_modules
-    from components.checkpoint.load import load_model
+    from components.checkpoint.load import load_config, load_model
     from components.checkpoint.tensors import Tensors
     from components.checkpoint.unpack import passthrough_tensors
     from components.checkpoint.write import save_quantized, untied_config
@@ -76,7 +76,10 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     if config.method == "gptq":
         if "chats" not in inputs:
             raise UserError("--input chats=…: method gptq calibrates on chats; bind them or use method rtn")
-        batches = calibration_batches(inputs["chats"].path, config.calibration_rows, config.calibration_tokens)
+        vocabulary = load_config(folder).get_text_config().vocab_size
+        batches = calibration_batches(
+            inputs["chats"].path, config.calibration_rows, config.calibration_tokens, vocabulary
+        )
 
     tensors = Tensors(folder)
     with output.timed("load"):

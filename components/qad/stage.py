@@ -60,7 +60,7 @@ class Config(StageConfig):
         "Keep the teacher's hidden states on local disk (for a token as many numbers as its hidden size): each "
         "sequence passes it once",
     )
-    seed: int = Field(42, description="Seed of the order of sequences")
+    seed: int = Field(42, description="Seed of the order of sequences", ge=0)
 
     @model_validator(mode="after")
     def _batches_split(self) -> "Config":

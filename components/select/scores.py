@@ -18,6 +18,7 @@ from components.sequences.reader import read_index, read_split
 from components.training.parallel import Ranks
 
 Score = dict[str, Any]
+_MEASURED = {"step", "kl", "top1_agreement", "tokens", "codes_changed"}
 
 
 def score_all(
@@ -65,6 +66,6 @@ def _kept(stored: bytes | None) -> Score | None:
     """Read a score; None when there is none, or what is there is damaged: it is taken again."""
     try:
         score: Score = json.loads(stored or b"")
-    except ValueError:
+        return score if score.keys() >= _MEASURED else None
+    except (ValueError, AttributeError):
         return None
-    return score

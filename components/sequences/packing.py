@@ -35,7 +35,7 @@ def document(row: Row, separator: int, vocabulary: int, count: str) -> Document:
     the document predicts, never counts.
 
     Raises:
-        UserError: the row lacks token ids or holds ids outside the vocabulary.
+        UserError: the row lacks an id or token ids, or holds ids outside the vocabulary.
     """
     try:
         prompt, answer = row["prompt_token_ids"], row["token_ids"]
@@ -43,9 +43,13 @@ def document(row: Row, separator: int, vocabulary: int, count: str) -> Document:
         numbers = np.array([*prompt, *answer, *added])
         if numbers.dtype.kind != "i" or numbers.ndim != 1:
             raise TypeError("ids are whole numbers")
-        ids, row_id = numbers.astype(TOKEN), row["id"]
+        if not isinstance(row_id := row["id"], str):
+            raise TypeError("an id is a text")
+        ids = numbers.astype(TOKEN)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        message = f"row {row.get('id')}: prompt_token_ids, token_ids and finish_reason are needed as regen writes them"
+        message = (
+            f"row {row.get('id')}: id, prompt_token_ids, token_ids, finish_reason are needed as regen writes them"
+        )
         raise UserError(f"{message} ({type(error).__name__}: {error})") from error
     if not prompt or numbers.min() < 0 or numbers.max() >= vocabulary:
         raise UserError(f"row {row_id}: no prompt, or token ids outside the model's vocabulary of {vocabulary}")

@@ -88,8 +88,8 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
                 yield row
 
     for row in with_token_ids(kept(), tokenizer, config.template):
-        split = "val" if is_held_out(row["id"], config.held_out) else "train"
-        splits[split].append(document(row, separator, shape["vocab_size"], config.count))
+        one = document(row, separator, shape["vocab_size"], config.count)
+        splits["val" if is_held_out(one.row_id, config.held_out) else "train"].append(one)
     sizes = {}
     for split, documents in splits.items():
         if not documents:

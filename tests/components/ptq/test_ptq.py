@@ -150,6 +150,18 @@ def test_gptq_needs_chats_with_token_ids(llama: Path, tmp_path: Path):
         quantize(llama, tmp_path / "c", rows, method="gptq")
 
 
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [(None, "no token ids"), ("abc", "no token ids"), ([2**70], "no token ids")]
+    + [(ids, "ids outside the model's vocabulary of 320") for ids in ([], [1.5], [320], [-1], [[4]])],
+)
+def test_gptq_refuses_ids_that_are_not_the_models(llama: Path, tmp_path: Path, answer: object, says: str):
+    (tmp_path / "chats").mkdir()
+    write_rows(tmp_path / "chats/part-0.jsonl", [{"id": "7", "prompt_token_ids": [], "token_ids": answer}])
+    with pytest.raises(UserError, match=f"row 7 has {says}"):
+        quantize(llama, tmp_path, tmp_path / "chats", method="gptq")
+
+
 def test_a_zero_matrix_has_no_error_and_nan_is_named(tmp_path: Path, tiny_model: Path) -> None:
     name = "model.layers.0.mlp.up_proj"
     folder = tmp_path / "model"
@@ -162,7 +174,7 @@ def test_a_zero_matrix_has_no_error_and_nan_is_named(tmp_path: Path, tiny_model:
     tensors[f"{name}.weight"][0, 0] = float("nan")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     shutil.rmtree(tmp_path / "out")
-    with pytest.raises(UserError, match=rf"{name} has weights that are not finite"):
+    with pytest.raises(UserError, match=rf"{name}\.weight has values that are not finite"):
         quantize(folder, tmp_path)
 
 

@@ -66,11 +66,12 @@ def test_chooses_the_lowest_kl_on_all_val_sequences(inputs, tmp_path):
     assert scores[0]["tokens"] == int(mask.sum())
 
 
-def test_kept_scores_are_not_computed_again(inputs, tmp_path):
+@pytest.mark.parametrize("damaged", [b'{"step": 4, "kl"', b'{"step": 4}', b"[]"])
+def test_kept_scores_are_not_computed_again_but_damaged_ones_are(inputs, tmp_path, damaged):
     output = output_in(tmp_path, "select")
     kept = {"step": 2, "kl": -1.0, "top1_agreement": 1.0, "tokens": 1, "codes_changed": 0.5}
     output.work.put("scores/step-00000002.json", json.dumps(kept).encode())
-    output.work.put("scores/step-00000004.json", json.dumps(kept).encode()[:20])  # a damaged one is
+    output.work.put("scores/step-00000004.json", damaged)
     assert stage.run(stage.Config(dtype="float32"), inputs, output)["kl"] == -1.0
     found = json.loads((output.path / "scores.json").read_text())["scores"]
     assert [one["step"] for one in found] == [0, 2, 4]

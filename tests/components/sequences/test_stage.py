@@ -182,3 +182,24 @@ def test_memory_does_not_grow_with_the_tokens(tmp_path: Path) -> None:
 def test_sequences_longer_than_the_model_knows_positions_are_refused(run) -> None:
     with pytest.raises(UserError, match=r"sequence_length 2048: .* knows 1024 positions"):
         run([row(number) for number in range(20)], sequence_length=2048, held_out=0.2)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("5", r":21: not a JSON row \(no JSON object\)"),
+        ('{"id": "a", "prom', r":21: not a JSON row"),
+        ('{"id": "a", "conversations": "\\ud83d"}', r":21: not a JSON row \(.*surrogates not allowed"),
+        ('{"prompt_token_ids": [4], "token_ids": [4], "finish_reason": "stop"}', "row None: id, prompt_token_ids"),
+        ('{"id": 7, "prompt_token_ids": [4], "token_ids": [4], "finish_reason": "stop"}', "row 7: .*an id is a text"),
+    ],
+)
+def test_a_line_that_is_no_row_is_named(tiny_model: Path, tmp_path: Path, line: str, says: str) -> None:
+    chats = tmp_path / "chats.jsonl"
+    write_rows(chats, [row(number) for number in range(20)])
+    chats.write_text(chats.read_text() + line + "\n")
+    output = Output(tmp_path, tmp_path, Work(Store(str(tmp_path / "store")), "_work/sequences/x"), Log("sequences"))
+    model = Input(str(tiny_model))
+    model.__dict__["path"] = tiny_model
+    with pytest.raises(UserError, match=says):
+        stage.run(stage.Config(sequence_length=32), Inputs({"chats": [Input(str(chats))], "model": [model]}), output)
