@@ -46,7 +46,7 @@ def confirm(
 
     ``again`` measures what a machine of this name has measured too. ``latency`` and ``acceptance`` are more arguments
     of ``qdflash bench``. Raises :class:`GateError` when the gate refuses the pair, or it is served with an acceptance
-    length below its floor.
+    length below its floor (on the run's own held-out prompts, the ones that the floor comes from).
     """
     folder.mkdir(parents=True, exist_ok=True)
     here = json.loads(subprocess.run([interpreter("vllm"), "-c", DESCRIBE], stdout=subprocess.PIPE, check=True).stdout)
@@ -55,16 +55,23 @@ def confirm(
     values = yaml.safe_load(deploy.store.read(deploy.key("values.yaml")) or b"")
     with served(values, cache.fetch(made["bundle"]), folder / "server.log") as url:
         qdflash("bench", "latency", url, "--natural", "-o", str(folder / "latency"), *latency)
-        qdflash("bench", "acceptance", url, "-o", str(folder / "acceptance"), *acceptance)
+        qdflash("bench", "acceptance", url, "-o", str(folder / "acceptance"), *as_measured(made), *acceptance)
     timed, accepted = (
         json.loads((folder / kind / "result.json").read_text())["figures"][0] for kind in ("latency", "acceptance")
     )
     floor = values["bundle"].get("acceptanceFloor")
     found = {"machine": here, "gate": made["gate"].metrics, "floor": floor, "latency": timed, "acceptance": accepted}
     (folder / "confirmed.json").write_text(json.dumps(found, indent=1))
-    if floor is not None and accepted["high"] is not None and accepted["high"] < floor:
+    own = "--published" not in acceptance
+    if own and floor is not None and accepted["high"] is not None and accepted["high"] < floor:
         raise GateError(f"served, its acceptance length is {accepted['value']:.3f}, below the measured {floor:.3f}")
     return found
+
+
+def as_measured(made: dict[str, Artifact]) -> list[str]:
+    """Return the arguments by which ``qdflash bench acceptance`` asks the prompts that the pair was measured on."""
+    thinking = made["measure_pair"].manifest["config"]["template"]["thinking"]
+    return ["--prompts", str(cache.fetch(made["prompts_eval"])), *(["--thinking"] if thinking else [])]
 
 
 def measured(recipe: str, sets: list[str], folder: Path, again: bool, machine: str) -> dict[str, Artifact]:
