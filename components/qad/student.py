@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from components.checkpoint.census import check_fused, unquantized
 from components.checkpoint.config import declared_grids, quantization, read_config
 from components.checkpoint.grid import PACKED, SCALE, Quantized, iterate_grid, quantized_modules
 from components.checkpoint.load import load_config, load_model
@@ -168,6 +169,8 @@ def check_pair(teacher: Path, student: Path, vocabulary: int) -> None:
     if ours["vocab_size"] != vocabulary:
         raise UserError(f"sequences of a vocabulary of {vocabulary}, models of {ours['vocab_size']}: other tokenizers")
     _check_shapes(Tensors(teacher), packed, declared_grids(student))
+    modules = quantized_modules(packed)
+    check_fused(student, modules, unquantized(student, packed, modules))
 
 
 def _check_shapes(dense: Tensors, packed: Tensors, grids: set[tuple[int, int]]) -> None:

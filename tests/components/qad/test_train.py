@@ -202,6 +202,15 @@ def test_nan_names_step_and_batch_and_keeps_what_was_good(folders, tmp_path, mon
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
 
 
+def test_a_last_step_that_diverges_publishes_nothing(folders, tmp_path):
+    """Its loss, which is of before the step, is finite."""
+    output = output_in(tmp_path)
+    config = Config(**SETTINGS | {"steps": 1, "learning_rate": 1e39, "dtype": "bfloat16"})
+    with pytest.raises(UserError, match=r"KL on val sequence 0 is nan: .*lower qad\.learning_rate"):
+        train(config, *folders, output.scratch, output)
+    assert not list(output.path.iterdir())
+
+
 @pytest.mark.parametrize("damage", ["torn", "gone", "index"])
 def test_a_damaged_checkpoint_of_an_earlier_run_is_not_published(folders, tmp_path, damage):
     output, store = output_in(tmp_path), Store(str(tmp_path / "store"))
@@ -304,6 +313,17 @@ def test_a_grid_of_another_shape_is_refused_from_the_headers(folders, tmp_path, 
         save_file(stored | {name: stored[name][:64].clone()}, other / "model.safetensors")
     with pytest.raises(UserError, match=r"mlp\.\w+ has codes .* no grid of the teacher's \[\d+, \d+\]"):
         check_pair(folders[0], other, 320)
+
+
+def test_a_student_that_could_not_be_packed_is_refused_before_it_trains(folders, tmp_path):
+    """Engines fuse up_proj with gate_proj."""
+    shutil.copytree(folders[1], partly := tmp_path / "partly")
+    name, stored = "model.layers.2.mlp.up_proj", load_file(partly / "model.safetensors")
+    kept = {key: value for key, value in stored.items() if not key.startswith(f"{name}.")}
+    dense = load_file(folders[0] / "model.safetensors")[f"{name}.weight"]
+    save_file(kept | {f"{name}.weight": dense}, partly / "model.safetensors")
+    with pytest.raises(UserError, match=r"layers\.2\.mlp\.gate_proj is quantised but .*up_proj not"):
+        check_pair(folders[0], partly, 320)
 
 
 def test_a_checkpoint_of_another_grid_is_refused(folders, tmp_path):
