@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.contract.errors import UserError, one_line
+from components.contract.errors import UserError, of_machine, one_line
 from components.contract.stage import STAGES
 from components.prompts import hub
 from components.store import cache
@@ -121,7 +121,7 @@ def export(artifact: Artifact, folder: Path, dense: bool = False) -> list[str]:
             shutil.copytree(source, building, copy_function=shutil.copyfile)
         building.replace(folder)
     except OSError as error:
-        raise UserError(f"{folder}: not written ({one_line(error, 200)}); free space there and try again") from error
+        raise UserError(f"{folder}: not written: {of_machine(error) or one_line(error, 200)}") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     left = {path.name for path in source.iterdir()} - {path.name for path in folder.iterdir()}

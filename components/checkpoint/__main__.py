@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 from components.checkpoint.unpack import unpack
-from components.contract.errors import StageError, one_line
+from components.contract.errors import StageError, UserError, of_machine, one_line
 
 try:
     folder, destination = map(Path, sys.argv[1:])
     unpack(folder, destination)
-except StageError as error:
-    print(one_line(error), file=sys.stderr)
-    raise SystemExit(error.exit_code) from error
+except (StageError, OSError) as error:
+    print(one_line(of_machine(error) or error), file=sys.stderr)
+    raise SystemExit(UserError.exit_code) from error

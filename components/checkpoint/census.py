@@ -34,18 +34,16 @@ def unquantized(folder: Path, tensors: Tensors, quantized: Iterable[str]) -> lis
     """Return the linears that stay dense: what ``ignore`` must list, no more and no less.
 
     These are the architecture's ``nn.Linear`` modules (an output head also when it is tied and has no tensor of its
-    own), and the matrices stored beside it that the architecture does not know (a multi-token-prediction module).
+    own), and every other stored matrix that is no embedding table: a router of experts, which engines make a linear,
+    and what the architecture does not know (a multi-token-prediction module).
     """
-    quantized = set(quantized)
-    model = skeleton(folder)
-    known = stored_modules(model, tensors)
-    linears = {_stored_name(name, tensors) for name, one in model.named_modules() if isinstance(one, nn.Linear)}
-    foreign = {
-        name.removesuffix(".weight")
-        for name in tensors
-        if name.endswith(".weight") and len(tensors.shape(name)) == 2 and name.removesuffix(".weight") not in known
+    kinds = {_stored_name(name, tensors): type(one) for name, one in skeleton(folder).named_modules()}
+    linears = {name for name, kind in kinds.items() if issubclass(kind, nn.Linear)}
+    matrices = {
+        name.removesuffix(".weight") for name in tensors if name.endswith(".weight") and len(tensors.shape(name)) == 2
     }
-    return sorted((linears | foreign) - quantized)
+    tables = {name for name in matrices if issubclass(kinds.get(name, object), nn.Embedding)}
+    return sorted((linears | matrices - tables) - set(quantized))
 
 
 def ignore_entries(dense: Iterable[str]) -> list[str]:

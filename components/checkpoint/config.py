@@ -25,6 +25,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def is_tied(folder: Path) -> bool:
+    """Say whether the output head is the embedding table, so that it has no tensor of its own."""
+    return bool(read_config(folder).get("tie_word_embeddings", False))
+
+
 def quantization(config: dict[str, Any]) -> dict[str, Any] | None:
     """Return the quantization_config, wherever it stands (multimodal configs may keep it in ``text_config``)."""
     declared = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
@@ -38,7 +43,8 @@ def declared_grids(folder: Path) -> set[tuple[int, int]]:
 
     Raises:
         UserError: the folder is not compressed-tensors pack-quantized, or a config group has another width, type or
-            strategy, zero points, a dynamic or reordered grid, or quantised activations; the group is named.
+            strategy, zero points, a dynamic or reordered grid, or quantised activations; the group is named. Or
+            weights are sparse or rotated as well.
     """
     path = Path(folder) / "config.json"
     declared = quantization(read_config(folder))
@@ -53,9 +59,13 @@ def declared_grids(folder: Path) -> set[tuple[int, int]]:
     if not groups:
         raise UserError(f"{path}: quantization_config has no config_groups")
     try:
+        if (declared.get("transform_config") or {}).get("config_groups"):
+            raise UserError(f"{path}: transform_config is set; weights that are rotated as well are not read")
+        if (declared.get("sparsity_config") or {}).get("format", "dense") != "dense":
+            raise UserError(f"{path}: sparsity_config is set; weights that are sparse as well are not read")
         return {_grid(path, name, group, declared.get("format")) for name, group in groups.items()}
     except (AttributeError, TypeError) as error:
-        raise UserError(f"{path}: config_groups are not what compressed-tensors writes ({error})") from error
+        raise UserError(f"{path}: quantization_config is not what compressed-tensors writes ({error})") from error
 
 
 def _grid(path: Path, name: str, group: dict[str, Any], default_format: str | None) -> tuple[int, int]:
@@ -76,6 +86,6 @@ def _grid(path: Path, name: str, group: dict[str, Any], default_format: str | No
         raise UserError(f"{where}: strategy is {weights.get('strategy')}; only group with a group_size is supported")
     if weights.get("dynamic"):
         raise UserError(f"{where}: dynamic weight scales; only stored ones are supported")
-    if weights.get("actorder") in ("group", True):
-        raise UserError(f"{where}: actorder group reorders columns at run time (g_idx); use static or none")
+    if (order := weights.get("actorder")) not in (None, False, "weight", "static"):
+        raise UserError(f"{where}: actorder {order} reorders columns at run time (g_idx); use static or none")
     return int(weights["num_bits"]), int(weights["group_size"])

@@ -10,7 +10,7 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 from torch import Tensor
 
-from components.checkpoint.config import declared_grids
+from components.checkpoint.config import declared_grids, is_tied
 from components.checkpoint.quantize import BITS, by_rows, integer_codes
 from components.checkpoint.stream import Stream
 from components.checkpoint.tensors import Tensors
@@ -68,12 +68,17 @@ def quantized_modules(tensors: Tensors) -> list[str]:
         module, _, kind = name.rpartition(".")
         if kind in _REFUSED:
             raise UserError(f"{tensors.file(name)}: {module} {_REFUSED[kind]}")
-        if kind == SCALE and f"{module}.{PACKED}" not in tensors:
-            raise UserError(f"{tensors.file(name)}: {module} has a {SCALE} but no {PACKED}")
+        if kind in (SCALE, SHAPE) and f"{module}.{PACKED}" not in tensors:
+            raise UserError(f"{tensors.file(name)}: {module} has a {kind} but no {PACKED}")
+        if kind == PACKED and f"{module}.weight" in tensors:
+            raise UserError(f"{tensors.file(name)}: {module} has a {PACKED} and a weight; only one of them can count")
     suffix = f".{PACKED}"
     modules = sorted(name.removesuffix(suffix) for name in tensors if name.endswith(suffix))
     if not modules:
         raise UserError(f"{tensors.folder}: holds no {PACKED}; an INT4 pack-quantized checkpoint is needed")
+    if "lm_head" in modules and is_tied(tensors.folder):
+        where = tensors.file(f"lm_head.{PACKED}")
+        raise UserError(f"{where}: lm_head is packed, but config.json has tie_word_embeddings; nothing would read it")
     return modules
 
 
@@ -87,13 +92,15 @@ def read_module(tensors: Tensors, module: str, grids: set[tuple[int, int]], code
         if f"{module}.{kind}" not in tensors:
             raise UserError(f"{where} has no {kind}; the checkpoint is incomplete")
     packed, scales = tensors.blank(f"{module}.{PACKED}"), tensors.read(f"{module}.{SCALE}")
-    shape = tuple(tensors.read(f"{module}.{SHAPE}").flatten().tolist())
-    widths = sorted({bits for bits, _ in grids})
-    fits = [bits for bits in widths if len(shape) == 2 and packed.shape == (shape[0], -(-shape[1] * bits // 32))]
+    stored = tensors.read(f"{module}.{SHAPE}")
+    if stored.dtype != torch.int64 or stored.shape != (2,) or stored.min() < 1:
+        raise UserError(f"{where}: {SHAPE} is {_describe(stored)}; expected int64 [2], out and in, neither below 1")
+    rows, columns = shape = tuple(stored.tolist())
+    widths = sorted({bits for bits, _ in grids if bits == BITS or module.endswith("lm_head")})
+    fits = [bits for bits in widths if packed.shape == (rows, -(-columns * bits // 32))]
     if not fits or packed.dtype != torch.int32:
         expected = f"{' or '.join(map(str, widths))}-bit codes of {shape}"
         raise UserError(f"{where}: {PACKED} is {_describe(packed)}, which does not hold {expected}")
-    rows, columns = shape
     if scales.dtype not in _SCALE_TYPES or scales.ndim != 2 or scales.shape[0] != rows:
         types = ", ".join(str(one).removeprefix("torch.") for one in _SCALE_TYPES)
         raise UserError(f"{where}: {SCALE} is {_describe(scales)}; expected a row per output of {shape}, in {types}")

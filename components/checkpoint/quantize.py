@@ -50,10 +50,10 @@ def integer_codes(latents: Tensor, scales: Tensor, bits: int = BITS) -> Tensor:
 
 
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Return codes × scales, rounded once, to ``dtype``.
+    """Return codes × scales, rounded once, to ``dtype``; of fp32 scales to fp32 before that.
 
-    The product of a code and a bf16 scale is exact in fp32, so float32 gives the exact product and bfloat16 the same
-    values as a kernel that multiplies in bf16.
+    The product of a code and a bf16 or fp16 scale is exact in fp32, so float32 gives the exact product and, of bf16
+    scales, bfloat16 the same values as a kernel that multiplies in bf16.
 
     Args:
         codes: int8 [out, in].

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from components.checkpoint.config import quantization, read_config
+from components.checkpoint.config import is_tied, quantization, read_config
 from components.checkpoint.grid import PACKED, SCALE, SHAPE, iterate_grid
 from components.checkpoint.quantize import dequantize
 from components.checkpoint.shards import TensorWriter
@@ -24,14 +24,15 @@ def dense_tensors(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Iterator
 
 
 def _unpacked(tensors: Tensors, dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, Tensor]]:
-    if quantization(read_config(tensors.folder)) is not None:
+    packed = any(name.endswith(f".{PACKED}") for name in tensors)
+    if packed or quantization(read_config(tensors.folder)) is not None:
         for module, quantized in iterate_grid(tensors):
             yield f"{module}.weight", dequantize(quantized.codes, quantized.scales, dtype)
 
 
 def passthrough_names(tensors: Tensors) -> list[str]:
     """Return the names of everything that is not part of a packed weight; no output head where it is tied."""
-    tied = read_config(tensors.folder).get("tie_word_embeddings", False)
+    tied = is_tied(tensors.folder)
     packed = (PACKED, SCALE, SHAPE)
     return [n for n in tensors if n.rpartition(".")[2] not in packed and not (tied and n == "lm_head.weight")]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from components.checkpoint.census import architecture_of, compare
-from components.checkpoint.grid import PACKED, SCALE, quantized_modules, unpack_codes
+from components.checkpoint.grid import PACKED, SCALE, SHAPE, quantized_modules, unpack_codes
 from components.checkpoint.load import load_model, load_tokenizer
 from components.checkpoint.quantize import dequantize, fake_quantize, integer_codes
 from components.checkpoint.tensors import Tensors
@@ -26,8 +26,9 @@ PIECE = 128
 def prove_tensors(target: Tensors, latents: Latents, log: Log) -> dict[str, tuple[tuple[int, int], float]]:
     """Read the written target back and compare it with the student and the latents, module by module.
 
-    Proved: the census is the student's; scales are the student's bytes; unpacked codes are the latents' integer codes;
-    the student's own weights, put through the same path, have the student's codes; other tensors are equal.
+    Proved: the census is the student's; scales and shapes are the student's bytes; unpacked codes are the latents'
+    integer codes; the student's own weights, put through the same path, have the student's codes; other tensors are
+    equal.
 
     Returns:
         Module name to (shape, share of codes that differ from the student's).
@@ -38,8 +39,9 @@ def prove_tensors(target: Tensors, latents: Latents, log: Log) -> dict[str, tupl
         where = f"{target.file(f'{module}.{PACKED}')}: {module}"
         original = latents.original(module)
         scales = target[f"{module}.{SCALE}"]
-        if not same_bytes(scales, latents.student[f"{module}.{SCALE}"]):
-            raise UserError(f"{where}: packed scales are not the student's bytes")
+        for kind, found in ((SCALE, scales), (SHAPE, target[f"{module}.{SHAPE}"])):
+            if not same_bytes(found, latents.student[f"{module}.{kind}"]):
+                raise UserError(f"{where}: {kind} is not the student's bytes")
         packed, before = target[f"{module}.{PACKED}"], latents.student[f"{module}.{PACKED}"]
         same = torch.equal(packed, before)
         codes = original.codes if same else unpack_codes(packed, original.bits, original.codes.shape[1])

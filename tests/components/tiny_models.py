@@ -13,6 +13,8 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 SHAPE = {
@@ -46,6 +48,9 @@ def build(kind: str, folder: Path, **shape: int) -> Path:
         model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False))
     elif kind == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**SHAPE | shape, tie_word_embeddings=True))
+    elif kind == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **experts, tie_word_embeddings=True))
     elif kind == "qwen3_5":
         model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**HYBRID))
     else:

@@ -50,7 +50,16 @@ TENSOR_FAULTS = {
     "has an activation scale": {"input_scale": torch.ones(1)},
     "has no weight_scale": {"weight_scale": None},
     "has no weight_shape": {"weight_shape": None},
-    "but no weight_packed": {"weight_packed": None},
+    "a weight_scale but no weight_packed": {"weight_packed": None},
+    "a weight_shape but no weight_packed": {"weight_packed": None, "weight_scale": None},
+    "has a weight_packed and a weight; only one": {"weight": torch.ones(128, 64)},
+    r"weight_shape is float32 \[2\]; expected int64": {"weight_shape": torch.tensor([128.0, 64.0])},
+    r"weight_shape is int64 \[3\]; expected": {"weight_shape": torch.tensor([128, 64, 1])},
+    "weight_shape is .* neither below 1": {
+        "weight_shape": torch.tensor([0, 64]),
+        "weight_packed": torch.zeros(0, 8, dtype=torch.int32),
+        "weight_scale": torch.ones(0, 2),
+    },
     "zero, negative, infinite or NaN": {"weight_scale": scales(float("nan"))},
     "zero, negative": {"weight_scale": scales(0.0)},
     "zero, negative, infinite": {"weight_scale": scales(-0.1)},
@@ -81,6 +90,7 @@ CONFIG_FAULTS = {
     "strategy is channel": {"weights": {"strategy": "channel", "group_size": -1}},
     "dynamic weight scales": {"weights": {"dynamic": True}},
     "g_idx": {"weights": {"actorder": "group"}},
+    "actorder Dynamic": {"weights": {"actorder": "Dynamic"}},
     "input_activations are quantised": {"input_activations": {"num_bits": 8}},
     "format is int-quantized": {"format": "int-quantized"},
 }
@@ -105,10 +115,16 @@ def test_refuses_other_methods_and_dense_folders(damaged: Path):
         ({"quant_method": "awq"}, "quant_method is awq"),
         ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is set"),
         ({"config_groups": {}}, "no config_groups"),
+        ({"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}, "transform_config is set"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config is set"),
+        ({"sparsity_config": "2:4"}, "is not what compressed-tensors writes"),
     ):
         (damaged / "config.json").write_text(json.dumps(config | {"quantization_config": declared | change}))
         with pytest.raises(UserError, match=message):
             read_grid(damaged)
+    none = {"sparsity_config": {"format": "dense"}, "transform_config": {"config_groups": {}}}
+    (damaged / "config.json").write_text(json.dumps(config | {"quantization_config": declared | none}))
+    assert read_grid(damaged)
     del config["quantization_config"]
     (damaged / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="no quantization_config"):
@@ -120,5 +136,5 @@ def test_groups_of_another_form_are_refused(damaged: Path, groups: object):
     config = json.loads((damaged / "config.json").read_text())
     config["quantization_config"]["config_groups"] = groups
     (damaged / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="config_groups are not what compressed-tensors writes"):
+    with pytest.raises(UserError, match="quantization_config is not what compressed-tensors writes"):
         read_grid(damaged)

@@ -60,6 +60,17 @@ def test_dense_twin_has_the_same_tensors(packed: tuple[Path, dict], tmp_path: Pa
     assert torch.equal(logits(load_model(tmp_path / "twin")), logits(load_model(folder)))
 
 
+def test_packed_weights_that_no_config_declares_are_refused(llama: Path, tmp_path: Path):
+    folder = shutil.copytree(llama, tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    for read in (load_model, lambda one: unpack(one, tmp_path / "twin")):
+        with pytest.raises(UserError, match=r"config\.json: no quantization_config"):
+            read(folder)
+    assert not list(tmp_path.glob("twin/model*"))
+
+
 def test_refuses_missing_and_unexpected_tensors(llama: Path, tmp_path: Path):
     shutil.copytree(llama, tmp_path / "m")
     tensors = load_file(llama / "model.safetensors")

@@ -16,6 +16,7 @@ from components.checkpoint.tensors import INDEX, Tensors
 from components.checkpoint.unpack import passthrough_tensors
 from components.checkpoint.write import save_quantized
 from components.contract.errors import UserError
+from tests.components.tiny_models import build
 
 
 def rewrite(folder: Path, destination: Path, **options: int) -> None:
@@ -97,6 +98,17 @@ def test_ignore_lists_matrices_that_the_architecture_lacks(llama: Path, tmp_path
     assert unquantized(tmp_path, Tensors(tmp_path), read_grid(llama)) == ["lm_head", "mtp.fc"]
 
 
+def test_ignore_lists_the_router_of_experts(tmp_path: Path):
+    """To transformers it is no linear, to vLLM it is."""
+    build("qwen3_moe", tmp_path)
+    tensors = Tensors(tmp_path)
+    experts = [n.removesuffix(".weight") for n in tensors if ".experts." in n]
+    attention = {f"model.layers.{layer}.self_attn.{one}_proj" for layer in range(2) for one in "qkvo"}
+    gates = {f"model.layers.{layer}.mlp.gate" for layer in range(2)}
+    assert len(experts) == 2 * 4 * 3
+    assert set(unquantized(tmp_path, tensors, experts)) == attention | gates | {"lm_head"}
+
+
 def test_mixed_group_sizes_are_refused(tmp_path: Path):
     one = Quantized(torch.zeros(2, 64, dtype=torch.int8), torch.ones(2, 2), 32)
     two = Quantized(torch.zeros(2, 64, dtype=torch.int8), torch.ones(2, 1), 64)
@@ -117,7 +129,18 @@ def test_only_a_head_may_have_eight_bits(tmp_path: Path):
         save_quantized(tmp_path / "w", modules=[("a", wide)], others=[], config={}, ignore=[], sidecars=tmp_path)
     with pytest.raises(UserError, match="nothing but a head is quantised"):
         save_quantized(tmp_path / "w", modules=[("lm_head", wide)], others=[], config={}, ignore=[], sidecars=tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for kind in ("packed", "scale", "shape"):
+        tensors[f"a.weight_{kind}"] = tensors[f"lm_head.weight_{kind}"].clone()
+    (tmp_path / "body").mkdir()
+    save_file(tensors, tmp_path / "body/model.safetensors")
+    (tmp_path / "body/config.json").write_bytes((tmp_path / "config.json").read_bytes())
+    with pytest.raises(UserError, match=r"a: weight_packed .* does not hold 4-bit codes"):
+        read_grid(tmp_path / "body")
     config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    with pytest.raises(UserError, match=r"lm_head is packed, but config\.json has tie_word_embeddings"):
+        read_grid(tmp_path)
     config["quantization_config"]["config_groups"]["group_1"]["weights"]["num_bits"] = 4
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"lm_head.*does not hold 4-bit codes"):

@@ -152,7 +152,8 @@ def target(latents: Path, student: Path, model: Path, tmp_path: Path) -> tuple[P
 @pytest.mark.parametrize(
     ("suffix", "message"),
     [
-        ("gate_proj.weight_scale", "scales are not the student's bytes"),
+        ("gate_proj.weight_scale", "weight_scale is not the student's bytes"),
+        ("gate_proj.weight_shape", "weight_shape is not the student's bytes"),
         ("gate_proj.weight_packed", "codes are not the integer codes of the latents"),
         ("layers.0.input_layernorm.weight", "input_layernorm.weight is not the student's"),
     ],
@@ -162,7 +163,7 @@ def test_the_proof_finds_one_changed_value(target: tuple[Path, Latents], suffix:
     prove_tensors(Tensors(folder), latents, Log("pack"))
     tensors = load_file(folder / "model.safetensors")
     name = next(name for name in tensors if name.endswith(suffix))
-    tensors[name].view(-1)[3] += 1
+    tensors[name].view(-1)[-1] += 1
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UserError, match=message):
         prove_tensors(Tensors(folder), latents, Log("pack"))
