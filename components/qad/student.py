@@ -154,7 +154,7 @@ def check_pair(teacher: Path, student: Path, vocabulary: int) -> None:
 
     Raises:
         UserError: the teacher is quantised itself, or they differ in vocabulary, shape (of a quantised module too) or,
-            where the student's head is not quantised, its tying.
+            where the student's head is not quantised, its tying; or the student's scales are not of its own dtype.
     """
     if quantization(read_config(teacher)) is not None:
         raise UserError(f"{teacher}: the teacher is quantised; its dense model is needed")
@@ -169,6 +169,7 @@ def check_pair(teacher: Path, student: Path, vocabulary: int) -> None:
     if ours["vocab_size"] != vocabulary:
         raise UserError(f"sequences of a vocabulary of {vocabulary}, models of {ours['vocab_size']}: other tokenizers")
     _check_shapes(Tensors(teacher), packed, declared_grids(student))
+    _check_scales(packed, ours.get("dtype"))
     modules = quantized_modules(packed)
     check_fused(student, modules, unquantized(student, packed, modules))
 
@@ -185,6 +186,18 @@ def _check_shapes(dense: Tensors, packed: Tensors, grids: set[tuple[int, int]]) 
                     f"{packed.file(f'{module}.{PACKED}')}: {module} has codes {list(found[0])} and scales "
                     f"{list(found[1])}, which no grid of the teacher's {list(shape)} has; not a pair"
                 )
+
+
+def _check_scales(packed: Tensors, dtype: str | None) -> None:
+    """Demand that scales are of the student's own 16 bits: engines round others to it, and training does not."""
+    for module in quantized_modules(packed):
+        name = f"{module}.{SCALE}"
+        found = str(packed.blank(name).dtype).removeprefix("torch.")
+        if dtype in ("bfloat16", "float16") and found != dtype:
+            raise UserError(
+                f"{packed.file(name)}: {name} is {found}, which engines round to the model's {dtype}: "
+                f"they would not serve what was trained; store scales as {dtype}"
+            )
 
 
 def _text(folder: Path) -> dict[str, Any]:

@@ -315,6 +315,18 @@ def test_a_grid_of_another_shape_is_refused_from_the_headers(folders, tmp_path, 
         check_pair(folders[0], other, 320)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_scales_that_engines_would_round_are_refused(tmp_path, dtype):
+    """vLLM holds a weight_scale in the model's own dtype, here bfloat16, whatever the file has."""
+    model, packed = build("qwen3_5_multimodal", tmp_path / "dense"), tmp_path / "packed"
+    compress(model, packed)
+    check_pair(model, packed, 320)
+    stored, name = load_file(packed / "model.safetensors"), "model.language_model.layers.1.mlp.up_proj.weight_scale"
+    save_file(stored | {name: stored[name].to(dtype)}, packed / "model.safetensors")
+    with pytest.raises(UserError, match=r"mlp.up_proj.weight_scale is float\d\d, which engines round to .* bfloat16"):
+        check_pair(model, packed, 320)
+
+
 def test_a_student_that_could_not_be_packed_is_refused_before_it_trains(folders, tmp_path):
     """Engines fuse up_proj with gate_proj."""
     shutil.copytree(folders[1], partly := tmp_path / "partly")
