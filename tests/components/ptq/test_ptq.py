@@ -171,11 +171,12 @@ def test_a_zero_matrix_has_no_error_and_nan_is_named(tmp_path: Path, tiny_model:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _, metrics = quantize(folder, tmp_path)
     assert metrics["relative_error"] == metrics["relative_error"]
-    tensors[f"{name}.weight"][0, 0] = float("nan")
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    shutil.rmtree(tmp_path / "out")
-    with pytest.raises(UserError, match=rf"{name}\.weight has values that are not finite"):
-        quantize(folder, tmp_path)
+    for damaged in ("model.norm.weight", f"{name}.weight"):
+        tensors[damaged].view(-1)[3] = float("nan")
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        shutil.rmtree(tmp_path / "out")
+        with pytest.raises(UserError, match=rf"{damaged} has values that are not finite"):
+            quantize(folder, tmp_path)
 
 
 def test_a_broken_expression_is_refused_when_the_config_is_read() -> None:
