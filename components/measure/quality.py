@@ -141,7 +141,10 @@ def _item(sample: Row) -> tuple[str, Any]:
 def _read(files: dict[str, Path], name: str, fields: tuple[str, ...]) -> list[Row]:
     if name not in files:
         given = ", ".join(sorted(files)) or "none"
-        raise UserError(f"quality: the tasks input has no file called {name} (given: {given})")
+        raise UserError(
+            f"quality: the tasks input has no file called {name} (given: {given}); qdflash bench prefetch stores it, "
+            "and says whose terms to accept where it is gated"
+        )
     rows = []
     for number, line in enumerate(read_lines(files[name]), 1):
         try:
