@@ -60,8 +60,8 @@ def of_machine(error: BaseException, home: Path | None = None) -> UserError | No
         return UserError(f"disk full: {full}{where}; free space and run again")
     if (short := next(filter(_is_short, causes(error)), None)) is not None:
         return UserError(
-            f"out of memory: {one_line(short, 200)}; give the stage less at a time (micro_batch where it has one, shorter "
-            "sequences, fewer requests), or a larger machine"
+            f"out of memory: {one_line(short, 200)}; give the stage less at a time (micro_batch where it has one, "
+            "shorter sequences, fewer requests), or a larger machine"
         )
     if not isinstance(error, OSError):
         return None
