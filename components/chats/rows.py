@@ -46,7 +46,7 @@ def parse_row(line: str) -> Row:
 def prompts_of(place: Path) -> Iterator[Row]:
     """Yield the rows of a file or folder of prompts; one without an id or a conversation is an error."""
     for row in read_rows(place):
-        if not isinstance(row, dict) or not isinstance(row.get("id"), str) or not _is_chat(row.get("conversations")):
+        if not isinstance(row.get("id"), str) or not _is_chat(row.get("conversations")):
             raise UserError(f"{place}: a row is no prompt {{id, conversations: [{{role, content}}]}}; is it a draw?")
         yield row
 

@@ -168,7 +168,7 @@ def _texts(job: Job) -> tuple[str, ...]:
     rows = list(read_rows(job.texts))
     if not rows:
         raise UserError(f"{job.texts}: has no text; leave it out for generated prompts")
-    if not all(isinstance(row, dict) and ("context" in row or "text" in row) for row in rows):
+    if not all("context" in row or "text" in row for row in rows):
         raise UserError(f"{job.texts}: a row has neither context nor text")
     return tuple(str(row["context"] if "context" in row else row["text"]) for row in rows)
 
@@ -180,7 +180,7 @@ def _prompts(job: Job, bench: Bench, template: Template) -> list[Row]:
     else:
         assert job.prompts is not None, "the command line gives prompts"
         given = list(read_rows(job.prompts))
-        if any(not isinstance(row, dict) or "conversations" not in row for row in given):
+        if any("conversations" not in row for row in given):
             raise UserError(f"{job.prompts}: a row has no conversations; rows are {{id, category, conversations}}")
         rows = [{"id": str(number), "category": "all", **row} for number, row in enumerate(given)]
     chosen = answers.select(

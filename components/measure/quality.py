@@ -1,13 +1,12 @@
 """Quality suites: which rows are asked, and the score, interval and chance level of what came back."""
 
-import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from components.chats.rows import read_lines
+from components.chats.rows import parse_row, read_lines
 from components.contract.errors import UserError
 from components.measure.intervals import difference_interval, wilson
 
@@ -148,11 +147,9 @@ def _read(files: dict[str, Path], name: str, fields: tuple[str, ...]) -> list[Ro
     rows = []
     for number, line in enumerate(read_lines(files[name]), 1):
         try:
-            row = json.loads(line)
+            row = parse_row(line)
         except ValueError as error:
-            raise UserError(f"quality: {name}:{number} is not a JSON row") from error
-        if not isinstance(row, dict):
-            raise UserError(f"quality: {name}:{number} is not a JSON row")
+            raise UserError(f"quality: {name}:{number} is not a JSON row ({error})") from error
         if missing := [field for field in fields if field not in row]:
             raise UserError(f"quality: {name}:{number} has no field {missing[0]!r}; see the data set's own schema")
         rows.append(row)

@@ -1,11 +1,9 @@
 """Rows of SciQ, BoolQ, PIQA and HellaSwag, as the data sets have them. Read without torch, so that a plan can too."""
 
-import json
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from components.chats.rows import read_lines
+from components.chats.rows import Row, parse_row, read_lines
 from components.contract.errors import UserError
 
 _FIELDS = {
@@ -16,7 +14,7 @@ _FIELDS = {
 }
 
 
-def task_rows(file: str, path: Path, items: int) -> list[dict[str, Any]]:
+def task_rows(file: str, path: Path, items: int) -> list[Row]:
     """Return the first ``items`` rows of ``<task>.jsonl``, which lies at ``path``.
 
     Raises:
@@ -26,8 +24,8 @@ def task_rows(file: str, path: Path, items: int) -> list[dict[str, Any]]:
     if name not in _FIELDS:
         raise UserError(f"select.tasks: {file} is none of {', '.join(f'{task}.jsonl' for task in _FIELDS)}")
     try:
-        rows = [json.loads(line) for line in islice(filter(str.strip, read_lines(path)), items)]
-    except (ValueError, RecursionError) as error:
+        rows = [parse_row(line) for line in islice(filter(str.strip, read_lines(path)), items)]
+    except ValueError as error:
         raise UserError(f"select.tasks: {file}: not JSON lines ({error})") from error
     for number, row in enumerate(rows, 1):
         if fault := _fault(name, row):
@@ -37,10 +35,8 @@ def task_rows(file: str, path: Path, items: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _fault(task: str, row: Any) -> str | None:
+def _fault(task: str, row: Row) -> str | None:
     """Say what is wrong with a row, or None. A split without answers has labels of −1 or none."""
-    if not isinstance(row, dict):
-        return "not a JSON object; rows as the data set has them"
     if missing := [field for field in _FIELDS[task] if field not in row]:
         return f"no {missing[0]}; rows as the data set has them"
     texts = [row[field] for field in _FIELDS[task] if field not in ("label", "endings")]

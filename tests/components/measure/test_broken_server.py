@@ -114,7 +114,7 @@ def test_after_every_request_failed_the_same_command_asks_again(timed):
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("", "has no text"), ("[1]\n", "neither context nor text"), ('{"text": "a', "torn or not JSONL")],
+    [("", "has no text"), ("{}\n", "neither context nor text"), ("[1]\n", "no JSON object"), ('{"text": "a', "torn")],
 )
 def test_texts_that_are_none_are_refused_and_not_replaced(timed, tmp_path, text, why):
     (tmp_path / "texts.jsonl").write_text(text)
@@ -124,7 +124,7 @@ def test_texts_that_are_none_are_refused_and_not_replaced(timed, tmp_path, text,
         assert server.asked == 0
 
 
-def test_a_prompt_row_that_is_no_object_is_refused(timed, tmp_path):
-    (tmp_path / "prompts.jsonl").write_text("[1]\n")
+def test_a_prompt_row_without_conversations_is_refused(timed, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text("{}\n")
     with serving(SOUND) as (_, url), pytest.raises(UserError, match="a row has no conversations"):
         timed(url, kind="acceptance", prompts=tmp_path / "prompts.jsonl")
