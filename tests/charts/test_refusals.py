@@ -18,6 +18,7 @@ DIGEST = "a" * 64
         ({"image": "qdflash-vllm"}, "/image"),
         ({"image": "qdflash-vllm:latest"}, "/image"),
         ({"image": "qdflash-vllm@sha256:abc"}, "/image"),
+        ({"image": f"#x@sha256:{DIGEST}"}, "/image"),
         ({"bundle": {"uri": f"s3://bucket/runs/bundle/{DIGEST}/0123456789ab"}}, "/bundle/uri"),
         ({"bundle": {"uri": f"/var/runs/bundle/{DIGEST}/0123456789ab/"}}, "/bundle/uri"),
         ({"bundle": {"artifact": "s3://bucket/runs/bundle/latest"}}, "/bundle/artifact"),
@@ -30,6 +31,10 @@ DIGEST = "a" * 64
         ({"serving": {"args": ["serve", "/mnt/models", "--api-key=open-sesame"]}}, "/serving/args"),
         ({"serving": {"args": ["serve", "/mnt/models", "--load-format", "pt"]}}, "/serving/args"),
         ({"serving": {"args": ["serve", "/mnt/models", "--trust-request-chat-template"]}}, "/serving/args"),
+        # vLLM reads these three as --trust-remote-code, --api-key and --middleware
+        ({"serving": {"args": ["serve", "/mnt/models", "--trust_remote_code"]}}, "/serving/args"),
+        ({"serving": {"args": ["serve", "/mnt/models", "--api-k", "open-sesame"]}}, "/serving/args"),
+        ({"serving": {"args": ["serve", "/mnt/models", "--middle", "a.b"]}}, "/serving/args"),
         ({"serving": {"env": {"VLLM_API_KEY": "open-sesame"}}}, "/serving/env"),
         ({"serving": {"env": {"QDFLASH_SUMS": "d" * 64}}}, "/serving/env"),
         ({"serving": {"env": {"VLLM_USE_V2": 1}}}, "/serving/env"),
@@ -51,7 +56,10 @@ DIGEST = "a" * 64
         ({"replicas": 0}, "/replicas"),
         ({"resources": {"requests": {"memory": "12 GB"}}}, "/resources/requests/memory"),
         ({"resources": {"limits": {"memory": 13}}}, "/resources/limits/memory"),
+        ({"resources": {"requests": {"nvidia.com/gpu": "1.5"}}}, "/resources/requests/nvidia.com~1gpu"),
         ({"shm": "2G i"}, "/shm"),
+        ({"nodeSelector": None}, "missing property 'nodeSelector'"),
+        ({"s3": {"region": None}}, "missing property 'region'"),
         ({"nodeSelector": ["g5.xlarge"]}, "/nodeSelector"),
         ({"tolerations": [{"operator": "Exists"}]}, "/tolerations"),
         ({"tolerations": {"gpu": {"effect": "Never"}}}, "/tolerations/gpu/effect"),
@@ -76,6 +84,29 @@ def test_nonsense_is_refused_by_name(render: Render, changes: dict[str, Any], fi
     with pytest.raises(helm_python.HelmError, match="schema") as refused:
         render(changes)
     assert field in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["123", "Pair", "pair.x", "x/y", "pair-", "a" * 37])
+def test_a_name_that_an_object_cannot_bear_is_refused(render: Render, name: str) -> None:
+    with pytest.raises(helm_python.HelmError, match="a letter first, 36 at most"):
+        render(name=name)
+
+
+def test_replicas_beyond_what_is_scaled_to_are_refused(render: Render) -> None:
+    with pytest.raises(helm_python.HelmError, match=r"replicas: more than keda\.maxReplicas"):
+        render({"replicas": 3, "keda": {"enabled": True, "prometheus": "http://prometheus", "maxReplicas": 2}})
+
+
+def test_words_that_yaml_takes_for_numbers_stay_words(render: Render) -> None:
+    changes = {"s3": {"secretName": "123", "region": "456"}, "apiKey": {"secretName": "true", "secretKey": "789"}}
+    for mode in ("kserve", "deployment"):
+        assert faults(list(render({"mode": mode, **changes}).values())) == []
+
+
+def test_a_comma_in_a_bundle_s_address_is_not_two_arguments(render: Render) -> None:
+    address = f"s3://bucket/a,b/bundle/{DIGEST}"
+    pod = render({"mode": "deployment", "bundle": {"artifact": address}})["Deployment"]["spec"]["template"]["spec"]
+    assert pod["initContainers"][0]["command"][3:] == [address, "/mnt/bundle/models"]
 
 
 def test_the_chart_s_own_values_alone_serve_nothing() -> None:

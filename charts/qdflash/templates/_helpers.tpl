@@ -5,7 +5,11 @@ app.kubernetes.io/name: qdflash
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* Longer, and Kubernetes cuts the names of a canary's pods, by which its series are told apart. */}}
 {{- define "qdflash.metadata" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,34}[a-z0-9])?$" .Release.Name) }}
+{{- fail (printf "name %s: small letters, digits and dashes, a letter first, 36 at most" .Release.Name) }}
+{{- end -}}
 namespace: {{ .Release.Namespace }}
 labels:
   {{- include "qdflash.selector" . | nindent 2 }}
@@ -37,7 +41,7 @@ env:
   {{- with .Values.apiKey.secretName }}
   - name: VLLM_API_KEY
     valueFrom:
-      secretKeyRef: {name: {{ . }}, key: {{ $.Values.apiKey.secretKey }}}
+      secretKeyRef: {name: {{ . | quote }}, key: {{ $.Values.apiKey.secretKey | quote }}}
   {{- end }}
 ports:
   - {name: http, containerPort: {{ .Values.serving.port }}, protocol: TCP}
