@@ -40,15 +40,17 @@ def split(rows: Iterable[Row], max_length: int, held_out: float, after_thought_b
     With the tokenizer ``after_thought_by``, a row's reasoning becomes context: its answer begins after ``</think>``.
 
     Raises:
-        UserError: a row without token ids, or with something else in their place, or a side of the split without a
-            single chat.
+        UserError: a row without an id, a prompt or token ids, or with something else in their place, or a side of the
+            split without a single chat.
     """
     train: list[Chat] = []
     evaluation: list[Chat] = []
     too_short = cut = 0
     for row in rows:
-        if "token_ids" not in row or "prompt_token_ids" not in row:
-            raise UserError(f"chats: row {row.get('id')} has no token ids; give regenerated chats")
+        if not isinstance(row.get("id"), str):
+            raise UserError(f"chats: a row's id is {row.get('id')!r}, not a text; give regenerated chats")
+        if "token_ids" not in row or not row.get("prompt_token_ids"):
+            raise UserError(f"chats: row {row['id']} has no token ids, or no prompt; give regenerated chats")
         prompt, answer = _ids(row, "prompt_token_ids"), _ids(row, "token_ids")
         if after_thought_by is not None and row.get("reasoning") is not None:
             thought = thought_tokens(answer, after_thought_by)
@@ -76,7 +78,7 @@ def _ids(row: Row, field: str) -> list[int]:
         UserError: they are something else.
     """
     ids = row[field]
-    if not isinstance(ids, list) or not set(map(type, ids)) <= {int} or max(ids, default=0) > MAX_ID:
+    if not isinstance(ids, list) or not set(map(type, ids)) <= {int} or max(map(abs, ids), default=0) > MAX_ID:
         raise UserError(f"chats: row {row['id']}: {field} is no list of token ids; give regenerated chats")
     return ids
 

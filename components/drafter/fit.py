@@ -59,11 +59,14 @@ def fit(
         output.log.event("chats", **counts)
     every, init = [*chats.train, *chats.held_out], folders.get("init")
     target = load_model(folders["target"], dtype).to(ranks.device)
+    model.check_finite(folders["target"], target.named_parameters())
     data.refuse_unknown_tokens(target.get_input_embeddings().num_embeddings, every)
     torch.manual_seed(config.seed)
     drafter = model.read(init) if init else _new(config, target, tokenizer, chats)
     _refuse_another(config, drafter)
     model.attach(drafter, target)
+    if init:
+        model.check_weights(drafter, init)
     model.check_group(drafter, config.group_size)
     data.refuse_mask_token(drafter.mask_token_id, every)
 

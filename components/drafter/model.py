@@ -1,12 +1,13 @@
 """The DFlash drafter: built, loaded and saved with speculators' classes, so that vLLM loads the folder as it is."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import DFlashSpeculatorConfig
 from speculators.models.dflash.core import DFlashDraftModel
@@ -14,6 +15,7 @@ from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import PretrainedConfig, Qwen3Config
 
 from components.checkpoint.config import read_config
+from components.checkpoint.tensors import Tensors
 from components.contract.errors import UserError, one_line
 from components.drafter.attention import IMPLEMENTATION
 
@@ -147,7 +149,7 @@ def attach(drafter: DFlashDraftModel, target: torch.nn.Module) -> DFlashDraftMod
     for module, weight in ((drafter.embed_tokens, embedding), (drafter.lm_head, head)):
         module.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
     drafter.verifier_lm_head, drafter.verifier_norm = None, None
-    return drafter.to(embedding.device)
+    return drafter.to(embedding.device).eval()  # dropout of an earlier drafter could not be resumed exactly
 
 
 def trained_parameters(drafter: DFlashDraftModel) -> dict[str, torch.nn.Parameter]:
@@ -185,12 +187,14 @@ def read(folder: Path) -> DFlashDraftModel:
     The folder has speculators' layout, or that of the public drafters, whose ``dflash_config`` names the taps.
 
     Raises:
-        UserError: the folder is no DFlash drafter, or one whose slots see or predict otherwise than ours.
+        UserError: the folder is no DFlash drafter, or one whose slots see or predict otherwise than ours, or whose
+            trimmed vocabulary is none.
     """
     document = read_config(folder)
     try:
         drafter = DFlashDraftModel(_config(folder, document))
-    except (KeyError, TypeError, ValueError, AttributeError, StrictDataclassError) as error:
+        drafter.mask_token_id  # noqa: B018 - raises where the config has none
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, StrictDataclassError) as error:
         what = "config.json is not a DFlash drafter's; give an artifact of the drafter stage"
         raise UserError(f"drafter {folder}: {what} ({one_line(error, 120)})") from error
     if drafter.config.sample_from_anchor:
@@ -198,8 +202,13 @@ def read(folder: Path) -> DFlashDraftModel:
     if len(kinds := set(drafter.config.transformer_layer_config.layer_types or [])) > 1:
         raise UserError(f"drafter {folder}: layers of several kinds ({', '.join(sorted(kinds))}); all must be of one")
     if drafter.t2d is not None:
-        tensors = load_file(folder / "model.safetensors")
-        drafter.load_vocab_mappings(tensors["t2d"], tensors["d2t"])
+        tensors = Tensors(folder)
+        t2d, d2t = tensors["t2d"], tensors["d2t"]
+        kept = t2d.flatten().nonzero()[:, 0]
+        same_shapes = (t2d.shape, d2t.shape) == (drafter.t2d.shape, drafter.d2t.shape)
+        if not same_shapes or not torch.equal(d2t.long(), kept - torch.arange(len(kept))):
+            raise UserError(f"drafter {folder}: t2d and d2t name no {len(drafter.d2t)} tokens, in their order")
+        drafter.load_vocab_mappings(t2d, d2t)
     return drafter
 
 
@@ -224,21 +233,43 @@ def load_weights(drafter: DFlashDraftModel, folder: Path) -> None:
     """Read a folder's trained tensors, in float32.
 
     Raises:
-        UserError: tensors are missing or unknown, as they are when the folder holds a quantised drafter, or of another
-            shape.
+        UserError: as :func:`check_weights` says.
     """
-    tensors = load_file(folder / "model.safetensors")
-    weights = trained_parameters(drafter)
+    check_weights(drafter, folder)
+    tensors = Tensors(folder)
+    with torch.no_grad():
+        for name, weight in trained_parameters(drafter).items():
+            weight.copy_(tensors[name])
+
+
+def check_weights(drafter: DFlashDraftModel, folder: Path) -> None:
+    """Demand that a folder has the drafter's trained tensors.
+
+    Raises:
+        UserError: tensors are missing or unknown, as they are when the folder holds a quantised drafter, or of another
+            shape, or not finite.
+    """
+    tensors, weights = Tensors(folder), trained_parameters(drafter)
     shared = {"t2d", "d2t", "lm_head.weight"} if drafter.t2d is not None else set()
     if odd := sorted(set(tensors) ^ (set(weights) | shared)):
         raise UserError(
             f"drafter {folder}: tensors missing or unknown: {', '.join(odd[:4])}; is it quantised already?"
         )
-    with torch.no_grad():
-        for name, weight in weights.items():
-            if tensors[name].shape != weight.shape:
-                raise UserError(f"drafter {folder}: {name} is {list(tensors[name].shape)}, not {list(weight.shape)}")
-            weight.copy_(tensors[name])
+    for name, weight in weights.items():
+        if tensors.shape(name) != weight.shape:
+            raise UserError(f"drafter {folder}: {name} is {list(tensors.shape(name))}, not {list(weight.shape)}")
+    check_finite(folder, ((name, tensors[name]) for name in weights))
+
+
+def check_finite(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Demand that a folder's tensors hold numbers: with others the loss would be none from the first step on.
+
+    Raises:
+        UserError: it names the first that does not.
+    """
+    for name, tensor in tensors:
+        if not tensor.isfinite().all():
+            raise UserError(f"{folder}: {name} holds values that are not finite; it is damaged")
 
 
 def check_group(drafter: DFlashDraftModel, group_size: int) -> None:

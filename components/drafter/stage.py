@@ -30,7 +30,7 @@ class Config(StageConfig):
     layers: int = Field(5, ge=1, description="Decoder layers of the drafter")
     heads: int | None = Field(None, ge=1, description="Attention heads; null: the target's")
     key_value_heads: int | None = Field(None, ge=1, description="Key/value heads; null: the target's")
-    head_dim: int | None = Field(None, ge=8, description="Width of a head; null: the target's")
+    head_dim: int | None = Field(None, ge=8, multiple_of=2, description="Width of a head; null: the target's")
     intermediate_size: int | None = Field(None, ge=8, description="Width of the MLP; null: the target's")
     block_size: int = Field(16, ge=2, description="Slots of a block: the anchor and block_size − 1 drafted tokens")
     taps: int = Field(5, ge=1, description="Tapped target layers, spread by round(1 + i·(L−4)/(n−1))")
@@ -47,7 +47,7 @@ class Config(StageConfig):
         "cross_entropy",
         description="Learn the stored tokens, the target's distribution there, or tokens by what they can still earn",
     )
-    epochs: int = Field(2, ge=0, description="Passes over the chats")
+    epochs: int = Field(2, ge=1, description="Passes over the chats")
     batch: int = Field(32, ge=1, description="Conversations per optimiser step")
     learning_rate: float = Field(1e-3, gt=0, description="Peak of the cosine schedule")
     warmup: float = Field(0.04, ge=0, lt=1, description="Share of the steps that warm up")
@@ -78,8 +78,7 @@ def run(config: Config, inputs: Inputs, output: Output) -> dict[str, Any]:
     """Train, evaluate and write the drafter; see ``OUTPUTS`` for the files.
 
     Raises:
-        UserError: chats, target and initial drafter do not fit together, a width the group does not divide, or zero
-            training steps.
+        UserError: chats, target and initial drafter do not fit together, or a width the group does not divide.
     """
     import torch
 

@@ -48,15 +48,8 @@ class Schedule:
         return cls(**values | {"dtype": getattr(torch, config.dtype)})
 
     def steps(self, chats: int) -> int:
-        """Return the number of optimiser steps; the last batch of an epoch may be smaller.
-
-        Raises:
-            UserError: it would be zero.
-        """
-        total = self.epochs * math.ceil(chats / self.batch)
-        if total < 1:
-            raise UserError(f"drafter: {chats} chats and {self.epochs} epochs give zero training steps")
-        return total
+        """Return the number of optimiser steps; the last batch of an epoch may be smaller."""
+        return self.epochs * math.ceil(chats / self.batch)
 
     def rate(self, step: int, total: int) -> float:
         """Return the factor on the learning rate at ``step`` (from 0): linear warm-up, then cosine to zero."""
@@ -71,9 +64,6 @@ class Trainer:
 
     Each rank takes its share of a step's conversations; the gradient is that of the whole batch, however it is split.
     ``scratch`` is a folder that a machine's ranks share; what is stored in ``work`` outlives them.
-
-    Raises:
-        UserError: zero steps.
     """
 
     def __init__(

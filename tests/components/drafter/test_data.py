@@ -48,6 +48,9 @@ def test_reasoning_can_be_context_only(tiny_model, one_token):
         ([row("a", 3, 5)], "held out"),
         ([row(f"r{i}", 3, 1) for i in range(20)], "20 too short"),
         ([{"id": "x", "conversations": []}], "row x has no token ids"),
+        ([row("x", 0, 5)], "row x has no token ids, or no prompt"),
+        ([row("x", 3, 5) | {"id": 7}], "a row's id is 7, not a text"),
+        ([{"prompt_token_ids": [5], "token_ids": [7, 8]}], "a row's id is None"),
     ],
 )
 def test_chats_that_cannot_train_are_refused(rows, message):
@@ -55,7 +58,9 @@ def test_chats_that_cannot_train_are_refused(rows, message):
         data.split(rows, 20, 0.3)
 
 
-@pytest.mark.parametrize("ids", [None, "hello", [4.5, 6.0], ["a"], [2**70, 1], [[1, 2], [3, 4]], {"0": 1}, [None]])
+@pytest.mark.parametrize(
+    "ids", ["hello", [4.5, 6.0], ["a"], [2**70, 1], [-(2**70), 1], [[1, 2], [3, 4]], {"0": 1}, [None]]
+)
 @pytest.mark.parametrize("field", ["token_ids", "prompt_token_ids"])
 def test_what_is_no_list_of_token_ids_is_named(ids, field):
     with pytest.raises(UserError, match=rf"row x: {field} is no list of token ids"):

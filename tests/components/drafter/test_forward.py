@@ -207,7 +207,16 @@ def test_a_target_of_another_kind_is_refused(config, message):
 
 @pytest.mark.parametrize(
     "document",
-    [{}, {"dflash_config": {}}, {"dflash_config": 3}, {"speculators_model_type": "dflash", "block_size": "x"}],
+    [
+        {},
+        {"dflash_config": {}},
+        {"dflash_config": 3},
+        {"speculators_model_type": "dflash", "block_size": "x"},
+        {"hidden_size": 8, "num_attention_heads": 0, "head_dim": 8, "vocab_size": 9, "num_hidden_layers": 1}
+        | {"block_size": 4, "dflash_config": {"target_layer_ids": [0], "mask_token_id": 3}},
+        {"hidden_size": 8, "num_attention_heads": 1, "head_dim": 8, "vocab_size": 9, "num_hidden_layers": 1}
+        | {"block_size": 4, "dflash_config": {"target_layer_ids": [0], "mask_token_id": None}},
+    ],
 )
 def test_a_config_that_is_no_drafter_s_is_refused(document, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(document))
@@ -232,11 +241,34 @@ def test_a_drafter_whose_blocks_are_other_than_ours_is_refused(change, message, 
         model.read(tmp_path)
 
 
-def test_a_folder_with_a_tensor_of_another_shape_is_refused(target, tmp_path):
-    drafter = model.build(target.config, layers=1, taps=[0, 2], block_size=4, mask_token=3)
-    model.save(drafter, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("norm.weight", lambda weight: weight[:5].clone(), r"norm\.weight is \[5\], not"),
+        ("norm.weight", lambda weight: weight * float("nan"), r"norm\.weight holds values that are not finite"),
+        ("norm.weight", None, r"tensors missing or unknown: norm\.weight"),
+        ("d2t", lambda offsets: offsets.flip(0), "t2d and d2t name no 5 tokens, in their order"),
+        ("d2t", lambda offsets: offsets[:4].clone(), "t2d and d2t name no 5 tokens, in their order"),
+        ("t2d", lambda kept: kept[:300].clone(), "t2d and d2t name no 5 tokens, in their order"),
+        ("t2d", None, "no tensor t2d"),
+    ],
+)
+def test_a_folder_whose_tensors_are_not_the_drafter_s_is_refused(name, change, message, target, tmp_path):
+    kept = torch.tensor([2, 40, 50, 60, 200])
+    built = model.build(target.config, layers=1, taps=[0, 2], block_size=4, mask_token=3, draft_tokens=kept)
+    model.save(model.attach(built, target), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    tensors["norm.weight"] = tensors["norm.weight"][:5].clone()
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"norm\.weight is \[5\], not"):
+    old = tensors.pop(name)
+    save_file(tensors | ({name: change(old)} if change else {}), tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=message):
+        model.load_weights(model.read(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:999])]
+)
+def test_a_folder_whose_file_is_gone_or_torn_is_refused(damage, drafter, tmp_path):
+    model.save(drafter, tmp_path)
+    damage(tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"no \*\.safetensors|truncated or not a safetensors file"):
         model.load_weights(drafter, tmp_path)

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from components.checkpoint.load import load_model
 from components.contract.errors import UserError
@@ -52,7 +52,6 @@ def test_best_weights_that_were_damaged_are_not_handed_on(tmp_path, tiny_model, 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"epochs": 0}, "zero training steps"),
         ({"group_size": 48}, "group_size 48 does not divide"),
         ({"mask_token": 10}, "mask_token 10: it can occur"),
         ({"taps": 3}, "a target of 4 layers has no 3 distinct ones"),
@@ -115,9 +114,36 @@ def test_a_second_stage_begins_anew_from_a_drafter_in_any_of_three_layouts(tmp_p
             run(tmp_path, tiny_model, chats, f"another {'-'.join(change)}", init=ours, **settings | change)
 
 
-def test_a_window_smaller_than_the_block_is_refused():
-    with pytest.raises(ValueError, match="slots would not see each other"):
-        stage.Config(block_size=16, window=8)
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"block_size": 16, "window": 8}, "slots would not see each other"),
+        ({"epochs": 0}, "epochs\n.* greater than or equal to 1"),
+        ({"head_dim": 33}, "head_dim\n.* multiple of 2"),
+    ],
+)
+def test_what_no_chats_can_train_is_refused_before_anything_starts(config, message):
+    with pytest.raises(ValueError, match=message):
+        stage.Config(**config)
+
+
+def test_a_target_with_a_value_that_is_no_number_is_refused(tmp_path, tiny_model, chats):
+    shutil.copytree(tiny_model, tmp_path / "target")
+    tensors = load_file(tiny_model / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(tensors, tmp_path / "target/model.safetensors")
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight holds values that are not finite"):
+        run(tmp_path, tmp_path / "target", chats)
+
+
+def test_an_initial_drafter_is_looked_at_before_features_are_computed(tmp_path, tiny_model, chats):
+    _, ours, _ = run(tmp_path, tiny_model, chats, "ours")
+    tensors = load_file(ours / "model.safetensors")
+    del tensors["fc.weight"]
+    save_file(tensors, ours / "model.safetensors")
+    with pytest.raises(UserError, match=r"tensors missing or unknown: fc\.weight"):
+        run(tmp_path, tiny_model, chats, "second", init=ours)
+    assert not list((tmp_path / "store/_work/d/second").rglob("features"))
 
 
 def test_micro_batches_split_the_same_gradient(tmp_path, tiny_model, chats):
