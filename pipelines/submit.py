@@ -20,11 +20,15 @@ from kubernetes.client.exceptions import ApiException as KubernetesException
 from urllib3.exceptions import HTTPError, MaxRetryError, SSLError
 
 from components.contract.errors import BUG, DONE, TRANSIENT, TransientError, UserError
+from pipelines.deployment.api import load_kubeconfig
 from pipelines.kubeflow import compile_plan
 from pipelines.plan import Plan, upload_files
 from pipelines.trainjob.spec import ACCOUNT, STAGE_ACCOUNT, launches
 
 POLL_SECONDS = 15.0
+REQUEST_SECONDS = (
+    60  # whole, or it is not heeded; kfp's own calls wait for ever, and it has no retry: its generated client is asked
+)
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 
 
@@ -58,12 +62,14 @@ class Server:
                 namespace=self._namespace,
                 service_account=ACCOUNT if launches(plan) else STAGE_ACCOUNT,
             )
+        _demand(made.run_id is not None, "submit")
         return str(made.run_id)
 
     def run(self, run_id: str) -> dict[str, Any]:
         """Return a run: ``name``, ``state``, ``error``, and the state of each task by name."""
         with _one_line(f"run {run_id}"):
-            found = self._client.get_run(run_id)
+            found = self._client._run_api.run_service_get_run(run_id, _request_timeout=REQUEST_SECONDS)
+        _demand(getattr(found, "run_id", None) == run_id, f"run {run_id}")
         details = found.run_details.task_details if found.run_details else None
         tasks = {one.display_name: str(one.state) for one in details or ()}
         error = found.error.message if found.error else ""
@@ -72,12 +78,14 @@ class Server:
     def retry(self, run_id: str) -> None:
         """Start the failed tasks of a run again; each resumes."""
         with _one_line(f"run {run_id}"):
-            self._client._run_api.run_service_retry_run(run_id)  # kfp's client itself has no retry
+            answer = self._client._run_api.run_service_retry_run(run_id, _request_timeout=REQUEST_SECONDS)
+        _demand(isinstance(answer, dict), f"run {run_id}")
 
     def cancel(self, run_id: str) -> None:
         """End a run; what its tasks have put into the store stays."""
         with _one_line(f"run {run_id}"):
-            self._client.terminate_run(run_id)
+            answer = self._client._run_api.run_service_terminate_run(run_id, _request_timeout=REQUEST_SECONDS)
+        _demand(isinstance(answer, dict), f"run {run_id}")
 
     def wait(self, run_id: str, retries: int, say: Callable[[str], None]) -> int:
         """Block until the run has ended, however long it takes, and return an exit code.
@@ -125,14 +133,15 @@ class Server:
         """Return the run's pods that run stages."""
         selector = f"pipeline/runid={run_id},app.kubernetes.io/part-of=qdflash"
         with _one_line(f"pods of run {run_id}"):
-            found = self._core().list_namespaced_pod(self._namespace, label_selector=selector).items
+            found = (
+                self._core()
+                .list_namespaced_pod(self._namespace, label_selector=selector, _request_timeout=REQUEST_SECONDS)
+                .items
+            )
         return sorted(found, key=lambda pod: pod.metadata.creation_timestamp)
 
     def _core(self) -> kubernetes.client.CoreV1Api:
-        try:
-            kubernetes.config.load_config()
-        except kubernetes.config.ConfigException as error:
-            raise UserError(f"kubeconfig: {error}; logs and exit codes are read from the cluster's pods") from error
+        load_kubeconfig()  # logs and exit codes are read from the cluster's pods
         return kubernetes.client.CoreV1Api()
 
 
@@ -145,6 +154,12 @@ def _exit_code(pod: Any) -> int:
     return TRANSIENT if code > 128 else code
 
 
+def _demand(is_answer: bool, what: str) -> None:
+    """Refuse what a proxy's page makes of kfp's models: a sign-in answers 200 once a token has expired."""
+    if not is_answer:
+        raise UserError(f"{what}: no Kubeflow Pipelines API answers there; look at --host, set QDFLASH_KFP_TOKEN")
+
+
 @contextlib.contextmanager
 def _one_line(what: str) -> Iterator[None]:
     """Turn what a server refuses into one line."""
@@ -152,7 +167,7 @@ def _one_line(what: str) -> Iterator[None]:
         yield
     except (ApiException, KubernetesException) as error:
         said = " ".join(str(error.body or error.reason or error).split())[:300]
-        if error.status in (0, 429, 502, 503, 504):
+        if error.status in (0, 429, 500, 502, 503, 504):
             raise TransientError(f"{what}: {error.status} {said}; try again") from error
         hint = "; set QDFLASH_KFP_TOKEN" if error.status in (401, 403) else ""
         raise UserError(f"{what}: {error.status} {said}{hint}") from error

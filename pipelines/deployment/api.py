@@ -8,12 +8,13 @@ from functools import cache
 from typing import Any
 
 import kubernetes
+import yaml
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, MaxRetryError, SSLError
 from websocket import WebSocketException
 
-from components.contract.errors import TransientError, UserError
+from components.contract.errors import TransientError, UserError, one_line
 
 Object = dict[str, Any]
 MANAGER = "qdflash"
@@ -29,11 +30,7 @@ class Namespace:
     """
 
     def __init__(self, name: str) -> None:
-        try:
-            with contextlib.redirect_stdout(None):
-                kubernetes.config.load_config()
-        except kubernetes.config.ConfigException as error:
-            raise UserError(f"kubeconfig: none that works ({error}); set KUBECONFIG, or see kubectl config") from error
+        load_kubeconfig()
         self.name = name
         self._client = kubernetes.client.ApiClient()
         self.plural = cache(self._plural)
@@ -64,9 +61,9 @@ class Namespace:
         return self._call("POST", self.path(one["apiVersion"], one["kind"]), body=one, taken=None)
 
     def replace(self, one: Object) -> Object | None:
-        """Replace an object as it was read; return None when it has changed since."""
+        """Replace an object as it was read; return None when it has changed since, or is gone."""
         path = self.path(one["apiVersion"], one["kind"], one["metadata"]["name"])
-        return self._call("PUT", path, body=one, taken=None)
+        return self._call("PUT", path, body=one, taken=None, absent=None)
 
     def delete(self, api_version: str, kind: str, name: str) -> bool:
         """Delete an object with what it owns; return whether there was one."""
@@ -133,8 +130,9 @@ class Namespace:
         **instead: Any,
     ) -> Any:
         """Do one request; ``instead`` gives what to return for some refusals: absent, taken, invalid, forbidden."""
+        host = self._client.configuration.host
         try:
-            return self._client.call_api(
+            found = self._client.call_api(
                 path,
                 method,
                 query_params=query or [],
@@ -153,8 +151,23 @@ class Namespace:
                 raise TransientError(f"Kubernetes: {error.status} {said}; try again") from error
             raise UserError(f"Kubernetes: {error.status} {said}") from error
         except HTTPError as error:
-            host = self._client.configuration.host
+            if isinstance(error, MaxRetryError) and isinstance(error.reason, SSLError):
+                raise UserError(f"Kubernetes at {host}: {error.reason}; look at the kubeconfig") from error
             raise TransientError(f"Kubernetes at {host}: no answer ({error}); look at the kubeconfig") from error
+        if answer == "object" and not isinstance(found, dict):
+            raise UserError(f"Kubernetes at {host}: no Kubernetes API answers there; look at the kubeconfig")
+        return found
+
+
+def load_kubeconfig() -> None:
+    """Let Kubernetes' client be configured; raises :class:`UserError` when nothing says how."""
+    try:
+        with contextlib.redirect_stdout(None):
+            kubernetes.config.load_config()
+    except (kubernetes.config.ConfigException, yaml.YAMLError, TypeError) as error:
+        raise UserError(
+            f"kubeconfig: none that works ({one_line(error, 200)}); set KUBECONFIG, or see kubectl config"
+        ) from error
 
 
 def _said(error: ApiException) -> str:

@@ -5,6 +5,7 @@ clients come through. The decision is by both servers' own counters over the sam
 """
 
 from collections.abc import Callable
+from dataclasses import astuple
 from time import sleep
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipelines.deployment.evidence import Evidence
 from pipelines.deployment.preflight import demand_rights
 from pipelines.deployment.record import Record, Revision
 from pipelines.deployment.smoke import Caller
+from pipelines.deployment.waiting import is_ready
 
 Say = Callable[[str], None]
 
@@ -68,9 +70,8 @@ def promote(
     before = [observe(namespace, one) for one in (serving, canary)]
     say(f"watching both for {seconds / 60:.0f} minutes")
     sleep(seconds)
-    stable, new = (observe(namespace, one) - then for one, then in zip((serving, canary), before, strict=True))
-    if min(stable.requests, new.requests, stable.drafts, new.drafts) < 0:
-        raise TransientError(f"{name}: a pod was restarted meanwhile, its counters began anew; watch again")
+    after = [observe(namespace, one) for one in (serving, canary)]
+    stable, new = map(_between, before, after)
     if found := faults(stable, new):
         abort(namespace, name, say)
         raise GateError(f"{_canary(name)}: {'; '.join(found)}; taken away")
@@ -88,16 +89,25 @@ def promote(
 
 def abort(namespace: Namespace, name: str, say: Say) -> None:
     """Give what serves all requests again and take the canary away."""
-    _weigh(namespace, name, _route(namespace, name), [(_serving(namespace, name), 100)])
+    if live := namespace.get(*route_of(name)):
+        _weigh(namespace, name, dict(live["spec"]), [(_serving(namespace, name), 100)])
     rollout.undeploy(namespace, _canary(name), say)
 
 
-def observe(namespace: Namespace, revision: Revision) -> Window:
-    """Return what the pods of a revision have counted since they started."""
+def observe(namespace: Namespace, revision: Revision) -> dict[str, Window]:
+    """Return what each ready pod of a revision has counted since it started."""
     selector = ",".join(f"{key}={value}" for key, value in pod_labels(revision.objects).items())
     port = port_of(revision.objects)
-    pods = [pod["metadata"]["name"] for pod in namespace.pods(selector)]
-    return sum((Caller(namespace, pod, port).counters() for pod in pods), Window())
+    pods = [pod["metadata"]["name"] for pod in namespace.pods(selector) if is_ready(pod)]
+    return {pod: Caller(namespace, pod, port).counters() for pod in pods}
+
+
+def _between(before: dict[str, Window], after: dict[str, Window]) -> Window:
+    """Return what the pods that are there now have counted since ``before``."""
+    counted = [now - before.get(pod, Window()) for pod, now in after.items()]
+    if not all(value >= 0 for one in counted for value in astuple(one)):
+        raise TransientError("a pod was restarted meanwhile, its counters began anew; watch again")
+    return sum(counted, Window())
 
 
 def _canary(name: str) -> str:

@@ -1,5 +1,6 @@
 """What stands behind a deployment: the bundle, its gate, and how the pair was measured."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ def gather(store: Store, text: str) -> Evidence:
     verdict = find(found.store, deployed.manifest["inputs"]["verdict"][0])
     if not verdict.metrics["passed"]:
         raise GateError(f"bundle {bundle.digest[:16]}: the gate refused it: {', '.join(verdict.metrics['failed'])}")
-    values = yaml.safe_load(deployed.store.read(deployed.key("values.yaml")) or b"")
+    values = yaml.safe_load(_read(deployed, "values.yaml"))
     prompts, expected, floor = _measured(verdict, bundle, values["bundle"].get("acceptanceFloor"))
     return Evidence(bundle, values, prompts, expected, floor)
 
@@ -61,20 +62,23 @@ def _measured(
     """Return the first prompts with their drafts, the acceptance length on them, and the bound for them."""
     uris = [uri for found in verdict.manifest["inputs"].values() for uri in found]
     for one in (find(verdict.store, uri) for uri in uris):
-        data = one.store.read(one.key("samples.jsonl"))
-        if (
-            floor is None
-            or data is None
-            or bundle.digest not in _digests(one)
-            or "acceptance_length" not in one.metrics
-        ):
+        if floor is None or bundle.digest not in _digests(one) or "acceptance_length" not in one.metrics:
             continue
-        samples = [json.loads(line) for line in data.splitlines()]
+        samples = [json.loads(line) for line in _read(one, "samples.jsonl").splitlines()]
         asked = [sample for sample in samples if sample["concurrency"] == 1 and sample["drafts"]]
         prompts = asked[:SMOKE_PROMPTS]
         expected = 1 + sum(sum(one["accepted"]) for one in prompts) / sum(one["drafts"] for one in prompts)
         return prompts, expected, floor * expected / one.metrics["acceptance_length"]["value"]
     return [], None, None
+
+
+def _read(artifact: Artifact, path: str) -> bytes:
+    """Return a file as its manifest says it is."""
+    data = artifact.store.read(artifact.key(path))
+    wanted = {one["sha256"] for one in artifact.files if one["path"] == path}
+    if data is None or {hashlib.sha256(data).hexdigest()} != wanted:
+        raise UserError(f"{artifact.uri}: {path} is missing or altered; qdflash artifacts verify says more")
+    return data
 
 
 def _digests(artifact: Artifact, port: str | None = None) -> set[str]:

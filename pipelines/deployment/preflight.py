@@ -12,6 +12,7 @@ from pipelines.deployment.api import Namespace, Object
 OWN = {
     ("coordination.k8s.io", "leases"): ("get", "create", "update", "delete"),
     ("", "configmaps"): ("get", "create", "update", "delete"),
+    ("apps", "deployments"): ("get",),  # KServe's says why it makes no pod
     ("", "pods"): ("list",),
     ("", "pods/log"): ("get",),
     ("", "pods/portforward"): ("get", "create"),

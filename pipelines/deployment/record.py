@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from components.contract.errors import TransientError
+from components.contract.errors import TransientError, UserError
 from pipelines.deployment.api import Namespace, Object
 
 KEPT = 5
@@ -31,8 +31,13 @@ class Record:
     def __init__(self, namespace: Namespace, name: str) -> None:
         self._namespace, self._name = namespace, f"{name}-revisions"
         self._found = namespace.get("v1", "ConfigMap", self._name)
-        text = self._found["data"]["revisions"] if self._found else "[]"
-        self.revisions = [Revision(**one) for one in json.loads(text)]
+        try:
+            text = self._found["data"]["revisions"] if self._found else "[]"
+            self.revisions = [Revision(**one) for one in json.loads(text)]
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(
+                f"ConfigMap {self._name}: not as qdflash deploy writes it; delete it, and what it made by its labels"
+            ) from error
 
     @property
     def deployed(self) -> Revision | None:
@@ -76,10 +81,11 @@ class Record:
         self._namespace.delete("v1", "ConfigMap", self._name)
 
     def _write(self, revisions: list[Revision]) -> None:
-        """Keep the last ones, and the one that serves."""
-        serving = next((one for one in reversed(revisions) if one.state == DEPLOYED), None)
-        last = revisions[-KEPT:]
-        self.revisions = last if serving is None or serving in last else [serving, *last[1:]]
+        """Keep the last ones, and of those before them the last that served and the last that serves."""
+        last, older = revisions[-KEPT:], revisions[:-KEPT]
+        lacking = {DEPLOYED, REPLACED} - {one.state for one in last}
+        kept = {one.state: one for one in older if one.state in lacking}
+        self.revisions = sorted([*kept.values(), *last], key=lambda one: one.number)
         text = json.dumps([asdict(one) for one in self.revisions])
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": self._name}, "data": {"revisions": text}}
         if self._found is None:

@@ -120,6 +120,7 @@ def _restored(
     target = record.deployed
     say(f"failed: {one_line(error)}; {f'back to revision {target.number}' if target else 'taking it away'}")
     try:
+        renew()  # what another deploy has put into service since is not ours to undo
         if target is None:
             _delete(namespace, record.standing, say)
             record.end(failed, FAILED, one_line(error))

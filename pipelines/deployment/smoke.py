@@ -92,7 +92,10 @@ class Caller:
     def counters(self) -> Window:
         """Return what the server has counted since its start; the counters trail the answers a little."""
         time.sleep(SETTLE_SECONDS)
-        return read(self._request("/metrics"))
+        try:
+            return read(self._request("/metrics"))
+        except ValueError as error:
+            raise GateError(f"pod {self._pod}: /metrics is no page of counters ({one_line(error, 120)})") from error
 
     def _request(self, path: str, body: Any = None) -> str:
         try:

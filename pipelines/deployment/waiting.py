@@ -61,8 +61,8 @@ def _look(namespace: Namespace, objects: list[Object], wanted: int) -> tuple[Obj
     pods = namespace.pods(",".join(f"{key}={value}" for key, value in labels.items()))
     own = [one for one in pods if one["metadata"]["labels"].get(LABEL) == mine]
     others = sum(one not in own and one.get("status", {}).get("phase") not in _OVER for one in pods)
-    ready = [one for one in own if _is_ready(one)]
-    if len(ready) >= wanted and not others and _is_ready(_live(namespace, server)):
+    ready = [one for one in own if is_ready(one)]
+    if len(ready) >= wanted and not others and is_ready(_live(namespace, server)):
         return ready[0], Reason("ready")
     reasons = [reason for pod in own for reason in reasons_of(namespace, pod)]
     return None, reasons[0] if reasons else Reason(_of_server(namespace, server, others))
@@ -74,7 +74,7 @@ def standing(namespace: Namespace, objects: list[Object]) -> dict[str, str]:
     found = {}
     for pod in namespace.pods(selector):
         reasons = [reason.text for reason in reasons_of(namespace, pod)]
-        found[pod["metadata"]["name"]] = "ready" if _is_ready(pod) else (reasons or ["starting"])[0]
+        found[pod["metadata"]["name"]] = "ready" if is_ready(pod) else (reasons or ["starting"])[0]
     return found
 
 
@@ -130,7 +130,7 @@ def _live(namespace: Namespace, server: Object) -> Object:
     return namespace.get(server["apiVersion"], server["kind"], server["metadata"]["name"]) or {}
 
 
-def _is_ready(one: Object) -> bool:
+def is_ready(one: Object) -> bool:
     """Say whether a pod, an InferenceService or a Deployment is ready, at the generation that was applied."""
     status, generation = one.get("status", {}), one.get("metadata", {}).get("generation", 0)
     if one.get("kind") in ("InferenceService", "Deployment") and status.get("observedGeneration", 0) < generation:
@@ -144,6 +144,14 @@ def _of_server(namespace: Namespace, server: Object, others: int) -> str:
     """Say what is waited for when no pod gives a reason."""
     if others:
         return f"{others} pods of the revision before are still there"
-    conditions = _live(namespace, server).get("status", {}).get("conditions", ())
-    said = [one.get("message") for one in conditions if one["status"] != "True" and one.get("message")]
-    return f"{server['kind']} {server['metadata']['name']}: {said[0] if said else 'starting'}"
+    live, name = _live(namespace, server), server["metadata"]["name"]
+    kserve = server["kind"] == "InferenceService"
+    pods = namespace.get("apps/v1", "Deployment", f"{name}-predictor") if kserve else live
+    refused = [one for one in _conditions(pods or {}) if one["type"] == "ReplicaFailure" and one["status"] == "True"]
+    lacking = [one for one in _conditions(live) if one["status"] != "True"]
+    said = [one["message"] for one in (*refused, *lacking) if one.get("message")]
+    return f"{server['kind']} {name}: {said[0] if said else 'starting'}"
+
+
+def _conditions(one: Object) -> list[Object]:
+    return list(one.get("status", {}).get("conditions", ()))

@@ -1,9 +1,11 @@
 """Submission and what follows it, by kfp's own client against a declared fake of its server."""
 
 import json
+import socket
 import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from components.contract.errors import StageError, TransientError, UserError
 from components.store.backend import Store
 from pipelines import seaweed, submit
 from pipelines.cli import app
+from tests import loopback
 from tests.pipelines import fake_kubeflow
 from tests.pipelines.fake_kubeflow import NAMESPACE, TOKEN, State
 from tests.pipelines.planning import IMAGES, commit_all, plan_of
@@ -197,12 +200,16 @@ def test_retry_and_cancel(cluster: State, store: Store) -> None:
     assert CliRunner().invoke(app, ["wait", run_id]).exit_code == 0
 
 
-def test_refusals_are_one_line(cluster: State, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_are_one_line(cluster: State, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run gone: 404 .*run gone not found"):
         called("status", "gone")
     cluster.unavailable = 1
     with pytest.raises(TransientError, match="503"):
         called("status", "gone")
+    (tmp_path / "kubeconfig").write_text("{{{")
+    run_id = submitted(store)
+    with pytest.raises(UserError, match="kubeconfig: none that works"):
+        called("logs", run_id)
     monkeypatch.setenv("QDFLASH_KFP_TOKEN", "wrong")
     with pytest.raises(UserError, match=r"401 .*; set QDFLASH_KFP_TOKEN"):
         submitted(store)
@@ -250,3 +257,35 @@ def test_the_fake_refuses_what_the_client_could_not_send() -> None:
     ):
         with pytest.raises(fake_kubeflow.Refused, match=fault):
             asked(body)
+
+
+@pytest.mark.parametrize("verb", ["status", "retry", "cancel", "wait"])
+def test_a_sign_in_page_is_no_answer(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a proxy before Kubeflow answers with 200 once a token has expired."""
+
+    class SignIn(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<html>Sign in</html>")
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with loopback.serving(SignIn) as (_, address):
+        monkeypatch.setenv("QDFLASH_KFP_HOST", address)
+        with pytest.raises(UserError, match=r"no Kubeflow Pipelines API answers there; .* QDFLASH_KFP_TOKEN"):
+            called(verb, "5f0c")
+
+
+def test_a_server_that_says_nothing_is_away(cluster: State, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = submitted(store)
+    monkeypatch.setattr(submit, "REQUEST_SECONDS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("QDFLASH_KFP_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for verb in ("status", "cancel"):
+            with pytest.raises(TransientError, match="no answer"):
+                called(verb, run_id)

@@ -156,9 +156,12 @@ def test_a_canary_that_is_worse_is_taken_away(
     busy(requests=-450)
     with pytest.raises(TransientError, match="the canary saw 50 requests"):
         canary.promote(deployer, "pair", find(second), 60, said.append)
-    busy(requests=-5000)
-    with pytest.raises(TransientError, match="restarted meanwhile"):
-        canary.promote(deployer, "pair", find(second), 60, said.append)
+    for odd in ({"requests": -5000}, {"errors": -1}, {"accepted": float("nan")}):
+        busy(**odd)
+        before = dict(vars(other))
+        with pytest.raises(TransientError, match="restarted meanwhile"):
+            canary.promote(deployer, "pair", find(second), 60, said.append)
+        vars(other).update(before)
     assert weights(deployer) == {"pair-predictor": 90, "pair-canary-predictor": 10}
     busy(errors=60, accepted=-3000)
     with pytest.raises(
@@ -191,3 +194,38 @@ def test_gateways_have_to_be_there(cluster: Api, deployer: Namespace, first: Evi
     rollout.deploy(deployer, "pair", first, [], False, print)
     with pytest.raises(UserError, match="the cluster has no HTTPRoute"):
         beside(deployer, second, [])
+
+
+def test_a_pod_that_was_evicted_counts_nothing(
+    cluster: Api, deployer: Namespace, first: Evidence, second: Evidence, busy: Callable[..., None]
+) -> None:
+    said: list[str] = []
+    rollout.deploy(deployer, "pair", first, [], False, said.append)
+    beside(deployer, second, said)
+    (pod,) = (one for key, one in cluster.state.objects.items() if key[0].kind == "Pod" and "canary" in key[2])
+    labels = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "gone", "labels": pod["metadata"]["labels"]}}
+    cluster.add(labels | {"spec": pod["spec"], "status": {"phase": "Failed", "reason": "Evicted"}})
+    busy()
+    canary.promote(deployer, "pair", find(second), 60, said.append)
+    assert "pair-canary: 500 requests, acceptance length 3.00: no worse" in said
+
+
+def test_a_page_that_counts_nothing_decides_nothing(
+    cluster: Api, deployer: Namespace, first: Evidence, second: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout.deploy(deployer, "pair", first, [], False, print)
+    beside(deployer, second, [])
+    monkeypatch.setattr(vllm_stand_in, "PAGE", "<html>Sign in here</html>")
+    with pytest.raises(GateError, match="/metrics is no page of counters"):
+        canary.promote(deployer, "pair", find(second), 0, print)
+    assert weights(deployer) == {"pair-predictor": 90, "pair-canary-predictor": 10}
+
+
+def test_a_canary_goes_when_its_route_is_gone(
+    cluster: Api, deployer: Namespace, first: Evidence, second: Evidence
+) -> None:
+    rollout.deploy(deployer, "pair", first, [], False, print)
+    beside(deployer, second, [])
+    deployer.delete(*route_of("pair"))
+    canary.abort(deployer, "pair", print)
+    assert storage(deployer, "pair-canary") is None

@@ -3,6 +3,7 @@
 import pytest
 
 from components.contract.errors import GateError, UserError
+from pipelines.artifacts import find
 from pipelines.deployment import rollout
 from pipelines.deployment.api import Namespace
 from pipelines.deployment.chart import render
@@ -51,3 +52,18 @@ def test_values_that_the_chart_refuses_are_an_error_of_one_line(first: Evidence)
     with pytest.raises(UserError, match=r"charts/qdflash: .*image.*--values FILE") as caught:
         render(first.values | {"image": "qdflash-vllm"}, "pair", NAMESPACE)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("stage", "path"), [("deploy", "values.yaml"), ("measure", "samples.jsonl")])
+def test_what_stands_behind_a_bundle_is_read_as_it_was_written(made: Made, stage: str, path: str) -> None:
+    found = made("d" if stage == "deploy" else "9")
+    one = find(found.store, f"{stage}/{found.digest}")
+    whole = found.store.read(one.key(path))
+    assert whole is not None
+    gather(found.store, found.uri)
+    found.store.write(one.key(path), whole[:-9])
+    with pytest.raises(UserError, match=f"{stage}/.*: {path} is missing or altered"):
+        gather(found.store, found.uri)
+    found.store.delete(one.key(path))
+    with pytest.raises(UserError, match=f"{stage}/.*: {path} is missing or altered"):
+        gather(found.store, found.uri)

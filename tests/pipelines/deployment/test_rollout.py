@@ -9,8 +9,10 @@ import pytest
 from components.contract.errors import GateError, StageError, TransientError, UserError
 from pipelines.deployment import lock, rollout
 from pipelines.deployment.api import Namespace
+from pipelines.deployment.chart import over, render
 from pipelines.deployment.evidence import Evidence
 from pipelines.deployment.record import Record
+from pipelines.deployment.waiting import wait
 from tests.kubernetes_api.controllers import Object, World, playing
 from tests.kubernetes_api.server import Api
 from tests.kubernetes_api.servers import serves, unready, waiting
@@ -414,3 +416,74 @@ def test_a_slow_answer_of_the_api_is_tried_again_by_people(api: Api, namespace: 
     with pytest.raises(TransientError, match=r"503 .*try again"):
         deploy(namespace, first)
     assert objects(api) == {}
+
+
+def test_a_deploy_that_lost_its_lease_undoes_nothing(
+    api: Api, namespace: Namespace, first: Evidence, second: Evidence, vllm: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slept past its lease, another one deployed meanwhile, and the pod that it asks is gone when it wakes."""
+
+    def other_deploys(line: str) -> None:
+        if line.startswith("smoke test: What"):
+            with monkeypatch.context() as patch:
+                patch.setattr(lock, "SECONDS", -1)
+                deploy(namespace, first, {"drainSeconds": 31})
+
+    with playing(api, {"InferenceService": serves(vllm.address)}):
+        deploy(namespace, first)
+        with pytest.raises(TransientError, match="not undone: pair: another deploy took the lease over"):
+            rollout.deploy(namespace, "pair", second, [], False, other_deploys)
+    assert states(namespace) == [(1, "replaced"), (2, "failed"), (3, "deployed")]
+    runtime = namespace.get("serving.kserve.io/v1alpha1", "ServingRuntime", "pair")
+    assert runtime is not None
+    assert "31" in runtime["spec"]["containers"][0]["args"]
+
+
+def test_failures_in_a_row_do_not_make_it_forget_what_served_before(
+    api: Api, namespace: Namespace, first: Evidence, second: Evidence, vllm: Server
+) -> None:
+    with playing(api, {"InferenceService": serves(vllm.address)}):
+        deploy(namespace, first)
+        deploy(namespace, second)
+        vllm.text = ""
+        for drain in range(20, 26):
+            with pytest.raises(GateError, match="rolled back to revision 2"):
+                deploy(namespace, first, {"drainSeconds": drain})
+        vllm.text = "Paris is the capital."
+        rollout.rollback(namespace, "pair", print)
+    assert storage(namespace) == first.values["bundle"]["uri"]
+
+
+@pytest.mark.parametrize("text", ["{", "7", '[{"a": 1}]'])
+def test_a_record_that_somebody_changed_is_refused(namespace: Namespace, text: str) -> None:
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "pair-revisions"}}
+    namespace.create(body | {"data": {"revisions": text}})
+    with pytest.raises(UserError, match="ConfigMap pair-revisions: not as qdflash deploy writes it"):
+        rollout.undeploy(namespace, "pair", print)
+
+
+@pytest.mark.parametrize("mode", ["kserve", "deployment"])
+def test_a_full_quota_is_named(api: Api, namespace: Namespace, first: Evidence, mode: str) -> None:
+    full = "pods is forbidden: exceeded quota: qdflash"
+
+    def refused(world: World, one: Object) -> Iterator[float]:
+        conditions = [
+            {"type": "Available", "status": "False", "message": "no minimum availability"},
+            {"type": "ReplicaFailure", "status": "True", "message": full},
+        ]
+        if one["kind"] == "InferenceService":
+            world.conditions(one, "Scripted", "no minimum availability", Ready=False)
+            metadata = {"name": "pair-predictor", "namespace": one["metadata"]["namespace"]}
+            pod = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+            spec = {"selector": {"matchLabels": {"a": "b"}}, "template": pod}
+            one = api.add({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
+        world.status(one, conditions=conditions)
+        yield 0.05
+
+    kind = "InferenceService" if mode == "kserve" else "Deployment"
+    objects, _ = render(over(first.values, {"mode": mode}), "pair", namespace.name)
+    with playing(api, {kind: refused}):
+        for one in objects:
+            namespace.apply(one)
+        with pytest.raises(TransientError, match=full):
+            wait(namespace, objects, 1, print, lambda: None)
