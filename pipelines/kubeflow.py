@@ -64,6 +64,8 @@ def _importer(task: PlannedTask) -> Any:
 
 def _pod(plan: Plan, task: PlannedTask, made: dict[str, Any]) -> Any:
     """Add the task as a pod that reads the manifests of the tasks it needs."""
+    if any("{{$" in word for word in task.argv):
+        raise UserError(f"{task.name}: its config holds {{{{$, which KFP takes for a placeholder; word it otherwise")
     module = importlib.import_module(f"components.{task.stage}.component")
     runs = pod_of(plan, task)
     makers = {one.uri: made[one.name] for one in plan.tasks if one.name in made}

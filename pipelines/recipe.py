@@ -75,7 +75,7 @@ _OURS = {"template": "give the recipe's one template section instead"}
 
 
 SECTIONS = ("name", "template", "files", *SHARED, *TASKS, "resources", "cluster")
-NAME = r"[a-z0-9][a-z0-9.-]{0,99}"
+NAME = r"(?=.{1,57}$)[a-z0-9]+([.-][a-z0-9]+)*"  # and six more characters: an Argo Workflow's, 63 at most
 
 
 class Strict(BaseModel):

@@ -145,6 +145,12 @@ def test_a_name_that_kfp_refuses(s3_store: Store, tmp_path: Path) -> None:
         compile_plan(plan_of(s3_store), tmp_path / "pipeline.json")
 
 
+def test_what_kfp_would_fill_in_is_refused(s3_store: Store, tmp_path: Path) -> None:
+    plan = plan_of(s3_store, TINY, "prompts.system='{{$}}'")
+    with pytest.raises(UserError, match=r"prompts_eval: its config holds \{\{\$"):
+        compile_plan(plan, tmp_path / "x.yaml")
+
+
 def test_a_missing_image_is_named(s3_store: Store, tmp_path: Path) -> None:
     plan = make_plan(load_recipe(TINY, IMAGES[:2]), s3_store)
     with pytest.raises(UserError, match=r"cluster\.images\.vllm: not given"):

@@ -55,7 +55,9 @@ def test_the_template_reaches_every_stage_that_has_one() -> None:
         ("name=No Spaces", "name: must match"),
         ("drafter_2.block_size=8", "drafter_2.block_size: 8, but it starts from drafter_1, which has 4; set drafter"),
         ("gptq.group_size=128", "gptq.group_size: 128 does not divide drafter.group_size 32, for which the drafter's"),
-        ("name=" + "a" * 300, "name: must match"),
+        ("name=" + "a" * 58, "name: must match"),  # Argo's Workflow would have 64 characters
+        ("name=a..b", "name: must match"),
+        ("name=a-", "name: must match"),
         ("resources={1: 2}", "resources.1: unknown field"),
         ("cluster.tasks.qad.cpu=1K", "cluster.tasks.qad.cpu: String should match"),
         ("int4={}", "int4, ptq: give one of the two"),
