@@ -25,7 +25,7 @@ vllm_tests := $(VLLM:%=tests/components/%)
 # they share a Docker engine and the images that they build
 container_tests := tests/e2e/test_containers.py tests/e2e/test_tiny_in_containers.py
 # the longest first
-suites := vllm train containers e2e core memory
+suites := containers vllm e2e train memory core
 
 .PHONY: setup demo test check lint clean $(suites:%=test-%)
 

@@ -20,6 +20,7 @@ ROOM = 15 * 10**9
 """Bytes that wheels, images and their building take at most at once."""
 FEWER = (
     "teacher.source.steps=100",
+    "prompts_a.count=40",
     "qad.steps=16",
     "drafter.epochs=5",
     "gate.rules=[{name: parity, metric: measure_pair.parity.passed, at_least: 1}]",
