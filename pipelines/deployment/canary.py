@@ -12,7 +12,7 @@ from typing import Any
 from components.contract.errors import GateError, StageError, TransientError, UserError
 from pipelines.deployment import rollout
 from pipelines.deployment.api import Namespace, Object
-from pipelines.deployment.chart import ROUTE, pod_labels, port_of, route_of, service_of
+from pipelines.deployment.chart import ROUTE, canary_of, pod_labels, port_of, route_of, service_of
 from pipelines.deployment.counters import Window, faults
 from pipelines.deployment.evidence import Evidence
 from pipelines.deployment.preflight import demand_rights
@@ -49,9 +49,9 @@ def start(
     if host:
         spec["hostnames"] = [host]
     _weigh(namespace, name, spec, [(serving, 100)], dry=True)
-    rollout.deploy(namespace, _canary(name), evidence, changes, False, say)
-    _weigh(namespace, name, spec, [(serving, 100 - weight), (_serving(namespace, _canary(name)), weight)])
-    say(f"{_canary(name)}: takes {weight} % of the requests; qdflash promote decides")
+    rollout.deploy(namespace, canary_of(name), evidence, changes, False, say)
+    _weigh(namespace, name, spec, [(serving, 100 - weight), (_serving(namespace, canary_of(name)), weight)])
+    say(f"{canary_of(name)}: takes {weight} % of the requests; qdflash promote decides")
 
 
 def promote(
@@ -66,7 +66,7 @@ def promote(
     While the other is replaced the canary takes all requests; when that fails, their shares are as before. ``gather``
     returns the evidence for a bundle's address.
     """
-    serving, canary = _serving(namespace, name), _serving(namespace, _canary(name))
+    serving, canary = _serving(namespace, name), _serving(namespace, canary_of(name))
     before = [observe(namespace, one) for one in (serving, canary)]
     say(f"watching both for {seconds / 60:.0f} minutes")
     sleep(seconds)
@@ -74,9 +74,9 @@ def promote(
     stable, new = map(_between, before, after)
     if found := faults(stable, new):
         abort(namespace, name, say)
-        raise GateError(f"{_canary(name)}: {'; '.join(found)}; taken away")
+        raise GateError(f"{canary_of(name)}: {'; '.join(found)}; taken away")
     held = f"{new.requests:.0f} requests, acceptance length {new.acceptance_length:.2f}"
-    say(f"{_canary(name)}: {held}: no worse")
+    say(f"{canary_of(name)}: {held}: no worse")
     spec = _route(namespace, name)
     _weigh(namespace, name, spec, [(serving, 0), (canary, 100)])
     try:
@@ -91,7 +91,7 @@ def abort(namespace: Namespace, name: str, say: Say) -> None:
     """Give what serves all requests again and take the canary away."""
     if live := namespace.get(*route_of(name)):
         _weigh(namespace, name, dict(live["spec"]), [(_serving(namespace, name), 100)])
-    rollout.undeploy(namespace, _canary(name), say)
+    rollout.undeploy(namespace, canary_of(name), say)
 
 
 def observe(namespace: Namespace, revision: Revision) -> dict[str, Window]:
@@ -108,10 +108,6 @@ def _between(before: dict[str, Window], after: dict[str, Window]) -> Window:
     if not all(value >= 0 for one in counted for value in astuple(one)):
         raise TransientError("a pod was restarted meanwhile, its counters began anew; watch again")
     return sum(counted, Window())
-
-
-def _canary(name: str) -> str:
-    return f"{name}-canary"
 
 
 def _serving(namespace: Namespace, name: str) -> Revision:

@@ -22,6 +22,11 @@ def route_of(name: str) -> tuple[str, str, str]:
     return *ROUTE, f"{name}-shares"
 
 
+def canary_of(name: str) -> str:
+    """Return what a service's canary is called."""
+    return f"{name}-canary"
+
+
 def read_values(path: Path) -> dict[str, Any]:
     """Read a file of the operator's values."""
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from components.contract.errors import StageError, UserError, one_line
 from pipelines.deployment.api import Namespace, Object
-from pipelines.deployment.chart import ROUTE, over, port_of, render, route_of
+from pipelines.deployment.chart import ROUTE, canary_of, over, port_of, render, route_of
 from pipelines.deployment.evidence import Evidence
 from pipelines.deployment.lock import held
 from pipelines.deployment.preflight import damaged, demand_rights, findings
@@ -86,6 +86,8 @@ def undeploy(namespace: Namespace, name: str, say: Say) -> None:
         record = Record(namespace, name)
         if not record.revisions:
             raise UserError(f"{name}: not deployed in namespace {namespace.name} by qdflash deploy")
+        if Record(namespace, canary_of(name)).standing:
+            raise UserError(f"{name}: {canary_of(name)} is beside it; qdflash abort takes that away first")
         if namespace.plural(*ROUTE):
             namespace.delete(*route_of(name))
         _delete(namespace, record.standing, say)

@@ -226,6 +226,9 @@ def test_a_canary_goes_when_its_route_is_gone(
 ) -> None:
     rollout.deploy(deployer, "pair", first, [], False, print)
     beside(deployer, second, [])
+    with pytest.raises(UserError, match="pair-canary is beside it; qdflash abort"):
+        rollout.undeploy(deployer, "pair", print)
     deployer.delete(*route_of("pair"))
     canary.abort(deployer, "pair", print)
+    rollout.undeploy(deployer, "pair", print)
     assert storage(deployer, "pair-canary") is None
