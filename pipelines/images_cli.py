@@ -42,7 +42,7 @@ def build(
 
 
 @app.command(epilog="Example: qdflash images lock registry.example/team")
-def lock(registry: Annotated[str, typer.Argument(help="Where to push: HOST[:PORT][/PREFIX]")]) -> None:
+def lock(registry: Annotated[str, typer.Argument(help="Where to push: HOST, with :PORT or /PREFIX if any")]) -> None:
     """Push the images that were built and write their digests to images/lock.yaml, which recipes go by."""
     from pipelines import images
 

@@ -174,4 +174,5 @@ def _one_line(what: str) -> Iterator[None]:
     except HTTPError as error:
         if isinstance(error, MaxRetryError) and isinstance(error.reason, SSLError):
             raise UserError(f"{what}: {error.reason}; name its authority's certificates with SSL_CERT_FILE") from error
-        raise TransientError(f"{what}: no answer ({error}); look at --host and try again") from error
+        why = error.reason if isinstance(error, MaxRetryError) else error
+        raise TransientError(f"{what}: no answer ({why}); look at --host and try again") from error

@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from components.contract.errors import UserError
 from components.contract.invocation import Invocation
@@ -20,7 +22,7 @@ from components.store.artifact import commit, read_manifest, verify
 from components.store.backend import Store
 from components.store.lease import Lease
 from pipelines import artifacts, doctor
-from pipelines.cli import main, namesake
+from pipelines.cli import app, main, namesake
 from pipelines.recipe import load_recipe
 from pipelines.serve import demand_free
 from tests.pipelines.planning import TINY
@@ -36,6 +38,20 @@ def qdflash(*arguments: str) -> subprocess.CompletedProcess[str]:
         with pytest.raises(SystemExit) as ended:
             main()
     return subprocess.CompletedProcess(arguments, ended.value.code, out.getvalue(), err.getvalue())
+
+
+def commands(command: object, *path: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words that call a command and every one below it."""
+    yield path
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, *path, name)
+
+
+@pytest.mark.parametrize("path", list(commands(get_command(app))), ids=" ".join)
+def test_every_command_prints_its_help(path: tuple[str, ...]) -> None:
+    said = qdflash(*path, "--help")
+    assert said.returncode == 0, said.stderr
+    assert " ".join(("Usage: qdflash", *path)) in said.stdout
 
 
 def test_the_command_is_a_process_of_its_own(tmp_path: Path, home: Path):
