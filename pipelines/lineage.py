@@ -19,7 +19,10 @@ class Lineage:
         self._facts: dict[str, frozenset[str]] = {}
 
     def apart(self, artifacts: Sequence[Artifact]) -> list[list[str]]:
-        """Return for each artifact the facts of its lineage that not all of them share, sorted."""
+        """Return for each artifact the facts of its lineage that not all of them share, sorted.
+
+        ``earlier`` are those of an artifact of the same stage that it was made from.
+        """
         facts = [self._of(artifact.uri, artifact) for artifact in artifacts]
         shared = frozenset.intersection(*facts) if facts else frozenset()
         return [sorted(one - shared) for one in facts]
@@ -42,7 +45,8 @@ class Lineage:
                     facts.add(f"{stage}.{port} {uri.rsplit('/', 1)[-1]} {uri.rsplit('/', 2)[1][:8]}")
                 elif "/" in uri and len(uri.rsplit("/", 1)[-1]) == 64:
                     url, above, digest = split_uri(uri)
-                    facts |= self._of(uri, read_manifest(Store(url), above, digest))
+                    inherited = self._of(uri, read_manifest(Store(url), above, digest))
+                    facts |= {f"earlier {fact}" if fact.startswith(f"{stage}.") else fact for fact in inherited}
         return facts
 
 

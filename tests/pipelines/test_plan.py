@@ -261,6 +261,12 @@ def test_artifacts_of_a_stage_are_told_apart_by_the_knobs_above_them(folder: Sto
         ("gptq.damping=0.05", "qad.steps=7"),
     }
     assert [row["apart"] for row in artifacts.rows(folder, "ptq")] == [[]]
+    counts = {tuple(fact for fact in row["apart"] if "count" in fact) for row in artifacts.rows(folder, "prompts")}
+    assert counts == {
+        ("prompts.count=8",),
+        ("earlier prompts.count=8", "prompts.count=140"),
+        ("earlier prompts.count=140", "earlier prompts.count=8", "prompts.count=24"),
+    }
 
 
 def test_an_int4_checkpoint_takes_the_place_of_ptq(tmp_path: Path, folder: Store) -> None:
