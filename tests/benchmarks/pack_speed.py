@@ -61,7 +61,8 @@ DENSE = ("in_proj_a", "in_proj_b")
 STEPS = ("ours", "copy", "commit", "read and write")
 ABOUT = (
     "Ratios are the seconds of a copy (bytes alone), or of a commit (with the sha256 of every file), over these, of "
-    "the same bytes and without proofs; `read and write` is ours without arithmetic."
+    "the same bytes and without proofs; `read and write` is ours without arithmetic. All write to disk and read from "
+    "memory."
 )
 
 
