@@ -30,7 +30,7 @@ sys.path.insert(0, str(study.ROOT))
 from tests.components.conftest import build_tiny_draft, build_tiny_model
 from tests.kubelet import Kubelet
 
-REQUESTS, SLOW, WARM, ROUNDS, BLOCKS, DRAIN_SECONDS = 1000, 100, 400, 3, 256, 20
+REQUESTS, SLOW, WARM, ROUNDS, BLOCKS, DRAIN_SECONDS = 1000, 100, 400, 6, 256, 20
 PARTS = ("traffic", "end")
 PROFILE = CPU.model_copy(update={"dtype": "float32", "max_model_len": LONGEST, "max_num_seqs": CONCURRENCY})
 
