@@ -46,7 +46,10 @@ class Lineage:
                 elif "/" in uri and len(uri.rsplit("/", 1)[-1]) == 64:
                     url, above, digest = split_uri(uri)
                     inherited = self._of(uri, read_manifest(Store(url), above, digest))
-                    facts |= {f"earlier {fact}" if fact.startswith(f"{stage}.") else fact for fact in inherited}
+                    facts |= {
+                        f"earlier {fact}" if fact.startswith((f"{stage}.", f"{stage} ")) else fact
+                        for fact in inherited
+                    }
         return facts
 
 

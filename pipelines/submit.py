@@ -26,9 +26,10 @@ from pipelines.plan import Plan, upload_files
 from pipelines.trainjob.spec import ACCOUNT, STAGE_ACCOUNT, launches
 
 POLL_SECONDS = 15.0
-REQUEST_SECONDS = (
-    60  # whole, or it is not heeded; kfp's own calls wait for ever, and it has no retry: its generated client is asked
-)
+REQUEST_SECONDS = 60
+"""How long an answer may take. kfp's own calls wait for ever and it has no retry, so its generated client is asked,
+which heeds whole numbers alone.
+"""
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 
 

@@ -10,6 +10,20 @@ from typing import Any
 _POLL_SECONDS = 0.02  # how long an end waits
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Answers in one piece and logs nothing."""
+
+    def reply(self, status: int, text: str) -> None:
+        """Answer a request."""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing on stderr."""
+
+
 @contextmanager
 def serving(
     handler: Callable[..., BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None, **state: Any

@@ -193,10 +193,11 @@ def read(folder: Path) -> DFlashDraftModel:
     document = read_config(folder)
     try:
         drafter = DFlashDraftModel(_config(folder, document))
-        drafter.mask_token_id  # noqa: B018 - raises where the config has none
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, StrictDataclassError) as error:
         what = "config.json is not a DFlash drafter's; give an artifact of the drafter stage"
         raise UserError(f"drafter {folder}: {what} ({one_line(error, 120)})") from error
+    if drafter.config.mask_token_id is None:
+        raise UserError(f"drafter {folder}: config.json is not a DFlash drafter's (mask_token_id is not set)")
     if drafter.config.sample_from_anchor:
         raise UserError(f"drafter {folder}: its anchors predict too (sample_from_anchor), which vLLM does not serve")
     if len(kinds := set(drafter.config.transformer_layer_config.layer_types or [])) > 1:

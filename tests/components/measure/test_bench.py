@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import time
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
+from http.server import SimpleHTTPRequestHandler
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from components.measure.endpoint import connect
 from components.measure.job import Job
 from components.measure.stage import Config, Regime
 from pipelines.interpreters import interpreter
-from tests.loopback import serving
+from tests.loopback import Handler, serving
 
 pytestmark = pytest.mark.slow
 QUESTIONS = ["Name a cat.", "Name a dog.", "What is a prime number?", "What is the capital of France?"]
@@ -156,7 +156,7 @@ def web():
         yield url
 
 
-class Plain(BaseHTTPRequestHandler):
+class Plain(Handler):
     """The OpenAI API without vLLM's additions: no token ids, no /tokenize, no /metrics. Every third answer fails."""
 
     answers, prompts = 0, []
@@ -177,15 +177,6 @@ class Plain(BaseHTTPRequestHandler):
         events = [{"choices": [{"text": "x", "finish_reason": None}]}] * count
         events += [{"choices": [{"text": "", "finish_reason": "length"}]}, {"choices": [], "usage": usage}]
         self.reply(200, "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n")
-
-    def reply(self, status, text):
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_):
-        pass
 
 
 def test_a_server_without_vllms_additions_is_timed_and_its_failures_count(tiny_model, tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Servers that answer what is no answer, over real HTTP on loopback: one line, and nothing false is kept."""
 
 import json
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -25,7 +24,7 @@ SOUND = "".join(
 )
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(loopback.Handler):
     """Lists one model, tokenizes by characters, and completes with the server's ``status`` and ``answer``."""
 
     def do_GET(self):
@@ -38,15 +37,6 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.server.asked += 1
             self.reply(self.server.status, self.server.answer)
-
-    def reply(self, status, text):
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_):
-        pass
 
 
 def serving(answer, status=200, tokens=None):
